@@ -1,0 +1,111 @@
+/* The C interface of Lockstep: what Python, and every language with a foreign function interface, uses.
+ *
+ * Rules: every function returns LS_OK or an ls_status and lets no exception through; ls_last_error() then holds the
+ * message, per thread. Structs begin with their size, so that fields can be appended: set it with sizeof.
+ * Handles are freed by the function that names them; a null handle is refused, not followed.
+ */
+#ifndef LOCKSTEP_LOCKSTEP_H
+#define LOCKSTEP_LOCKSTEP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LS_API __attribute__((visibility("default")))
+
+typedef enum ls_status {
+  LS_OK = 0,
+  LS_INVALID_ARGUMENT = 1,
+  LS_MISMATCH = 2,
+  LS_PEER_LOST = 3,
+  LS_TIMEOUT = 4,
+  LS_ABORTED = 5,
+  LS_UNAVAILABLE = 6,
+  LS_SYSTEM = 7,
+  LS_INTERNAL = 8
+} ls_status;
+
+/* Numbers of lockstep::DType and lockstep::ReduceOp. */
+typedef enum ls_dtype {
+  LS_BOOL = 0, LS_U8 = 1, LS_I8 = 2, LS_U16 = 3, LS_I16 = 4, LS_U32 = 5, LS_I32 = 6, LS_U64 = 7, LS_I64 = 8,
+  LS_F16 = 9, LS_BF16 = 10, LS_F32 = 11, LS_F64 = 12, LS_C64 = 13, LS_C128 = 14
+} ls_dtype;
+typedef enum ls_reduce_op {
+  LS_AVERAGE = 0, LS_SUM = 1, LS_ADASUM = 2, LS_MIN = 3, LS_MAX = 4, LS_PRODUCT = 5
+} ls_reduce_op;
+
+typedef struct ls_engine ls_engine;
+typedef struct ls_work ls_work;
+
+/* A tensor of the caller's. strides may be null (row-major, contiguous); name may be null (matched by order). */
+typedef struct ls_tensor {
+  size_t struct_size;
+  void* data;
+  int32_t dtype;
+  int32_t device; /* 0: the CPU */
+  int32_t ndim;
+  const int64_t* shape;
+  const int64_t* strides;
+  const char* name;
+} ls_tensor;
+
+typedef struct ls_reduce_options {
+  size_t struct_size;
+  int32_t op;
+} ls_reduce_options;
+
+typedef struct ls_options {
+  size_t struct_size;
+  int32_t rank, size, local_rank, local_size;
+  const char* job;
+  const void* secret;
+  size_t secret_bytes;
+  uint32_t epoch;
+  size_t heap_bytes;
+  uint64_t start_timeout_ms, stall_warning_ms, stall_limit_ms;
+} ls_options;
+
+LS_API const char* ls_version(void);
+/* The message of this thread's last failure; valid until its next call. Never null. */
+LS_API const char* ls_last_error(void);
+
+/* Fills `options` from the LOCKSTEP_* environment. The strings stay valid until the thread's next call of it. */
+LS_API int ls_options_from_environment(ls_options* options);
+/* options may be null: the environment. Blocks until all ranks have arrived. */
+LS_API int ls_engine_start(const ls_options* options, ls_engine** engine);
+/* Leaves the world and frees the engine. Handles of its operations may still be waited for and freed. */
+LS_API int ls_engine_stop(ls_engine* engine);
+
+LS_API int ls_engine_rank(const ls_engine* engine);
+LS_API int ls_engine_size(const ls_engine* engine);
+LS_API int ls_engine_local_rank(const ls_engine* engine);
+LS_API int ls_engine_local_size(const ls_engine* engine);
+
+/* Each operation: with work == NULL it blocks; otherwise *work is the handle, to be freed by ls_work_free.
+ * input == output means in place; options may be null (sum). */
+LS_API int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                         const ls_reduce_options* options, ls_work** work);
+LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, ls_work** work);
+LS_API int ls_barrier(ls_engine* engine, const char* name, ls_work** work);
+
+/* *done is 1 once the operation has ended, well or not. */
+LS_API int ls_work_poll(ls_work* work, int* done);
+/* Waits for at most timeout_ms (negative: no limit of the caller's); LS_TIMEOUT if the operation still goes on. */
+LS_API int ls_work_wait(ls_work* work, int64_t timeout_ms);
+LS_API void ls_work_free(ls_work* work);
+
+LS_API int ls_begin_step(ls_engine* engine);
+LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
+LS_API int ls_abort(ls_engine* engine, const char* reason);
+
+/* Memory shared by the ranks of this host; null when there is none left. */
+LS_API void* ls_allocate(ls_engine* engine, size_t bytes);
+LS_API int ls_deallocate(ls_engine* engine, void* block);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

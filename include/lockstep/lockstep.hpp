@@ -1,0 +1,9 @@
+// All of Lockstep's C++ interface.
+#pragma once
+
+#include "lockstep/engine.hpp"
+#include "lockstep/error.hpp"
+#include "lockstep/options.hpp"
+#include "lockstep/types.hpp"
+#include "lockstep/version.hpp"
+#include "lockstep/work.hpp"

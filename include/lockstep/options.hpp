@@ -1,0 +1,46 @@
+// How an engine is started.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+#include "lockstep/export.hpp"
+
+namespace lockstep {
+
+/// Every field has a sensible default; `Options::from_environment` fills them from LOCKSTEP_* variables (docs/settings.md).
+struct LOCKSTEP_API Options {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+
+  /// Names the job; engines of different jobs never meet.
+  std::string job = {};
+
+  /// The job's secret: 32 bytes that all ranks share and no stranger knows. May be empty only for a world of one.
+  std::string secret = {};
+
+  /// Counts the engines that a job has had. Every rank counts the same; a frame of an older epoch is never read.
+  unsigned epoch = 0;
+
+  /// Address space reserved per rank for tensors in shared memory. Memory is used only when touched. 0: chosen by
+  /// the machine's size.
+  std::size_t heap_bytes = 0;
+
+  /// How long `Engine` waits for all ranks to arrive.
+  std::chrono::milliseconds start_timeout{60'000};
+
+  /// A wait that lasts this long is reported on the log, with the missing ranks.
+  std::chrono::milliseconds stall_warning{10'000};
+
+  /// A wait that lasts this long fails.
+  std::chrono::milliseconds stall_limit{1'800'000};
+
+  /// Reads LOCKSTEP_RANK and friends, as set by `lockstep run`. Without them: a world of one.
+  /// Throws Error(invalid_argument) when they contradict each other.
+  static Options from_environment();
+};
+
+}  // namespace lockstep

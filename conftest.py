@@ -7,10 +7,6 @@ import pytest
 REQUIRE_ALL = os.environ.get("LOCKSTEP_REQUIRE_ALL") == "1"
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "fault: kills, stops or cuts off a rank; repeated many times by `make soak`")
-
-
 def _refuse_skip(report):
     """Turns a skip into a failure where everything must run: there, a missing part is a broken set-up."""
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):

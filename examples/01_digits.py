@@ -19,11 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import lockstep.torch as hvd  # (1) the names are those of Horovod
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-
-import lockstep.torch as hvd  # (1) the names are those of Horovod
 
 TEST_IMAGES = 297
 
@@ -119,7 +118,8 @@ class Progress:
         if self.terminal:
             done = (epoch + fraction) / self.epochs
             bar = "#" * round(done * self.WIDTH)
-            print(f"\r  [{bar:.<{self.WIDTH}}] {done:4.0%}  epoch {epoch + 1}/{self.epochs}  {note} ", end="", flush=True)
+            line = f"[{bar:.<{self.WIDTH}}] {done:4.0%}  epoch {epoch + 1}/{self.epochs}  {note}"
+            print(f"\r  {line} ", end="", flush=True)
 
     def end_epoch(self, epoch, note):
         if not self.terminal:
@@ -175,8 +175,8 @@ def verdict(one, two):
     if two < one * 1.05:
         return f"Two workers took as long as one: distribution gained nothing here. {fair}"
     return (
-        f"Two workers took {two / one:.2f} times as long as one: for a network this small, on one machine, distribution "
-        f"costs more than it gains. {fair}"
+        f"Two workers took {two / one:.2f} times as long as one: for a network this small, on one machine, "
+        f"distribution costs more than it gains. {fair}"
     )
 
 

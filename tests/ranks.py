@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,41 @@ def make_secret() -> int:
     return fd
 
 
+def start_rank(
+    command: list[str],
+    rank: int,
+    size: int,
+    secret: int,
+    job: str,
+    *,
+    pass_fds: Sequence[int] = (),
+    more: dict[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[Any]:
+    """Starts a command as one rank of a job on one host: the environment is that of `lockstep run`."""
+    told = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    told |= {"JOB": job, "SECRET_FD": secret}
+    env = environment(**{f"LOCKSTEP_{key}": str(value) for key, value in told.items()}, **(more or {}))
+    return subprocess.Popen(command, env=env, pass_fds=[secret, *pass_fds], **options)
+
+
+@contextlib.contextmanager
+def programs(size: int, command: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """Runs a command as every rank of a world; what is left of them at the end is killed."""
+    secret, job = make_secret(), secrets.token_hex(8)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [start_rank(command, rank, size, secret, job, **pipes) for rank in range(size)]
+    os.close(secret)
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=30)
+            process.stdout.close()
+            process.stderr.close()
+
+
 @dataclass
 class Outcome:
     """How a call ended on one rank: with a value, with an error, or with the death of the process."""
@@ -69,19 +104,8 @@ class Outcome:
 class _Rank:
     def __init__(self, rank: int, size: int, secret: int, job: str, more: dict[str, str]) -> None:
         self.socket, theirs = socket.socketpair()
-        env = environment(
-            LOCKSTEP_RANK=str(rank),
-            LOCKSTEP_SIZE=str(size),
-            LOCKSTEP_LOCAL_RANK=str(rank),
-            LOCKSTEP_LOCAL_SIZE=str(size),
-            LOCKSTEP_CROSS_RANK="0",
-            LOCKSTEP_CROSS_SIZE="1",
-            LOCKSTEP_JOB=job,
-            LOCKSTEP_SECRET_FD=str(secret),
-            **more,
-        )
         command = [sys.executable, "-c", f"import ranks; ranks.serve({theirs.fileno()})"]
-        self.process = subprocess.Popen(command, env=env, pass_fds=[secret, theirs.fileno()])
+        self.process = start_rank(command, rank, size, secret, job, pass_fds=[theirs.fileno()], more=more)
         theirs.close()
         self.rank = rank
         self.buffer = b""

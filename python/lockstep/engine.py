@@ -21,28 +21,37 @@ __all__ = ["DType", "Engine", "ReduceOp", "Tensor", "Work", "make_tensor"]
 # A wait inside the library does not see Python's signals: a long one is cut into slices, so that Ctrl-C works.
 _WAIT_SLICE_MS = 100
 
+_REDUCE_OPTIONS = {op: byref(_c.ReduceOptions(struct_size=ctypes.sizeof(_c.ReduceOptions), op=op)) for op in ReduceOp}
+
 
 def _check(status: int) -> None:
     if status != Status.OK:
         raise from_status(status, _c.library.ls_last_error().decode(errors="replace"))
 
 
+def _has_ended(handle: c_void_p) -> bool:
+    done = c_int()
+    _check(_c.library.ls_work_poll(handle, byref(done)))
+    return bool(done.value)
+
+
 class Work:
     """The handle of an operation. Dropping it does not cancel the operation."""
 
-    __slots__ = ("_engine", "_handle", "_memory")
+    __slots__ = ("_ended", "_engine", "_handle", "_memory")
 
     def __init__(self, engine: Engine, handle: c_void_p, memory: object) -> None:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._ended = False
 
     def poll(self) -> bool:
         """True once the operation has ended, well or not. Never blocks."""
         self._engine.check_not_forked()
-        done = c_int()
-        _check(_c.library.ls_work_poll(self._handle, byref(done)))
-        return bool(done.value)
+        if not self._ended:
+            self._ended = _has_ended(self._handle)
+        return self._ended
 
     def wait(self, timeout: float | None = None) -> bool:
         """Blocks until the result is in place and raises the operation's error.
@@ -64,6 +73,7 @@ class Work:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
                 continue
+            self._ended = True
             _check(status)
             return True
 
@@ -71,9 +81,7 @@ class Work:
         # A forked child holds a copy of the handle that is the parent's to free.
         if self._engine.forked:
             return
-        done = c_int()
-        _c.library.ls_work_poll(self._handle, byref(done))
-        if done.value or self._engine._handle is None:
+        if self._ended or self._engine.stopped or _has_ended(self._handle):
             _c.library.ls_work_free(self._handle)
         else:
             self._engine._abandoned.append((self._handle, self._memory))
@@ -82,21 +90,14 @@ class Work:
 class Engine:
     """One rank's part in a world of ranks. See include/lockstep/engine.hpp for the contract."""
 
-    def __init__(self, epoch: int = 0) -> None:
-        """Starts with the LOCKSTEP_* environment and blocks until all ranks have arrived.
-
-        `epoch` counts the engines that this job has had; every rank counts the same.
-        """
-        self._handle: c_void_p | None = None
+    def __init__(self) -> None:
+        """Starts with the LOCKSTEP_* environment and blocks until all ranks have arrived."""
         self.forked = False
         # Operations whose Work was dropped before they ended: their memory must live on until they do.
         self._abandoned: list[tuple[c_void_p, object]] = []
-        options = _c.Options(struct_size=ctypes.sizeof(_c.Options))
-        _check(_c.library.ls_options_from_environment(byref(options)))
-        options.epoch = epoch
         handle = c_void_p()
-        _check(_c.library.ls_engine_start(byref(options), byref(handle)))
-        self._handle = handle
+        _check(_c.library.ls_engine_start(None, byref(handle)))
+        self._handle: c_void_p | None = handle
         self.rank: int = _c.library.ls_engine_rank(handle)
         self.size: int = _c.library.ls_engine_size(handle)
         self.local_rank: int = _c.library.ls_engine_local_rank(handle)
@@ -105,17 +106,21 @@ class Engine:
 
     def stop(self) -> None:
         """Leaves the world. Operations that still go on end with an error. A forked child must not, and does not."""
-        handle, self._handle = self._handle, None
-        if handle is None or self.forked:
+        if self._handle is None or self.forked:
             return
+        handle, self._handle = self._handle, None
         _check(_c.library.ls_engine_stop(handle))
         self._free_abandoned()
 
+    @property
+    def stopped(self) -> bool:
+        return self._handle is None
+
     def all_reduce(self, source: Tensor, target: Tensor, op: ReduceOp, memory: object) -> Work:
         """Reduces `source` of all ranks into `target`; in place when both are the same memory."""
-        options = _c.ReduceOptions(struct_size=ctypes.sizeof(_c.ReduceOptions), op=op)
         engine, work = self._prepare()
-        _check(_c.library.ls_all_reduce(engine, byref(source), byref(target), byref(options), byref(work)))
+        options = _REDUCE_OPTIONS[op]
+        _check(_c.library.ls_all_reduce(engine, byref(source), byref(target), options, byref(work)))
         return Work(self, work, memory)
 
     def broadcast(self, tensor: Tensor, root: int, memory: object) -> Work:
@@ -151,15 +156,12 @@ class Engine:
             )
 
     def _free_abandoned(self) -> None:
-        waiting = []
-        for handle, memory in self._abandoned:
-            done = c_int()
-            _c.library.ls_work_poll(handle, byref(done))
-            if done.value or self._handle is None:
+        abandoned, self._abandoned = self._abandoned, []
+        for handle, memory in abandoned:
+            if self.stopped or _has_ended(handle):
                 _c.library.ls_work_free(handle)
             else:
-                waiting.append((handle, memory))
-        self._abandoned = waiting
+                self._abandoned.append((handle, memory))
 
 
 _live_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

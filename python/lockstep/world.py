@@ -10,7 +10,6 @@ from lockstep.engine import Engine
 from lockstep.errors import LockstepError, NotInitializedError
 
 _engine: Engine | None = None
-# Engines started so far. Every rank counts the same, so that after a restart nobody meets an engine of the past.
 _started = 0
 
 
@@ -23,11 +22,10 @@ def init() -> None:
     if _engine is not None:
         _engine.check_not_forked()
         return
-    engine = Engine(epoch=_started)
+    _engine = Engine()
     if _started == 0:
         atexit.register(_at_exit)
     _started += 1
-    _engine = engine
 
 
 def shutdown() -> None:
@@ -48,10 +46,10 @@ def engine() -> Engine:
     return _engine
 
 
-def epoch() -> int:
-    """The number of engines that this process has started before the present one."""
+def generation() -> int:
+    """How often this process has called `init` with effect. The same on every rank, like the program itself."""
     engine()
-    return _started - 1
+    return _started
 
 
 def rank() -> int:

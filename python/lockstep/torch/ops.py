@@ -79,7 +79,7 @@ def allreduce_async(
 ) -> int:
     """Starts an all-reduce into a new tensor, which `synchronize` returns."""
     op = _resolve_op(average, op)
-    engine_tensor = _engine_memory(tensor, "allreduce")
+    engine_tensor = engine_memory(tensor, "allreduce")
     # Where a copy had to be made, because the tensor is not laid out in rows, that copy is reduced in place.
     output = torch.empty_like(tensor, requires_grad=False) if engine_tensor is tensor else engine_tensor
     return _start_all_reduce(engine_tensor, output, output, name, op)
@@ -90,7 +90,7 @@ def allreduce_async_(
 ) -> int:
     """Starts an all-reduce in place. `synchronize` returns the argument."""
     op = _resolve_op(average, op)
-    engine_tensor = _engine_memory(tensor, "allreduce")
+    engine_tensor = engine_memory(tensor, "allreduce")
     return _start_all_reduce(engine_tensor, engine_tensor, tensor, name, op)
 
 
@@ -117,7 +117,7 @@ def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = Non
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> int:
     """Starts a broadcast in place. `synchronize` returns the argument."""
-    return _start_broadcast(_engine_memory(tensor, "broadcast"), tensor, root_rank, name)
+    return _start_broadcast(engine_memory(tensor, "broadcast"), tensor, root_rank, name)
 
 
 def barrier() -> None:
@@ -188,16 +188,21 @@ def _reduce(tensor: torch.Tensor, name: str | None, compression: type[Compressor
 def _start_all_reduce(
     source: torch.Tensor, target: torch.Tensor, output: torch.Tensor, name: str | None, op: ReduceOp
 ) -> int:
-    key = f"allreduce.{name}".encode() if name else None
-    source_view = _view(source, key)
-    target_view = source_view if target is source else _view(target, key)
+    key = reduce_key(name) if name else None
+    source_view = view_of(source, key)
+    target_view = source_view if target is source else view_of(target, key)
     work = world.engine().all_reduce(source_view, target_view, op, (source, target))
     return _register(_Pending(work, output, target))
 
 
+def reduce_key(name: str) -> bytes:
+    """The key under which an all-reduce meets: the kind is part of it, so that a broadcast may have the same name."""
+    return f"allreduce.{name}".encode()
+
+
 def _start_broadcast(memory: torch.Tensor, output: torch.Tensor, root_rank: int, name: str | None) -> int:
     key = f"broadcast.{name}".encode() if name else None
-    work = world.engine().broadcast(_view(memory, key), root_rank, memory)
+    work = world.engine().broadcast(view_of(memory, key), root_rank, memory)
     return _register(_Pending(work, output, memory))
 
 
@@ -227,6 +232,8 @@ def _resolve_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 def _check_kind(tensor: torch.Tensor, operation: str) -> None:
     """Refuses what the engine could not read, with the way out."""
+    if tensor.is_cpu and tensor.layout is torch.strided and tensor.dtype in _DTYPES:
+        return
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
             f"Lockstep: {operation} of a {tensor.layout} tensor is not possible; pass tensor.to_dense()."
@@ -235,13 +242,10 @@ def _check_kind(tensor: torch.Tensor, operation: str) -> None:
         raise InvalidArgumentError(
             f"Lockstep: {operation} of a tensor on {tensor.device} is not possible, only on the CPU; pass tensor.cpu()."
         )
-    if tensor.dtype not in _DTYPES:
-        raise InvalidArgumentError(
-            f"Lockstep: {operation} of {tensor.dtype} is not possible; convert the tensor first."
-        )
+    raise InvalidArgumentError(f"Lockstep: {operation} of {tensor.dtype} is not possible; convert the tensor first.")
 
 
-def _engine_memory(tensor: torch.Tensor, operation: str) -> torch.Tensor:
+def engine_memory(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     """The tensor itself where its memory holds its values row by row, else such a copy of it."""
     _check_kind(tensor, operation)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
@@ -250,5 +254,6 @@ def _engine_memory(tensor: torch.Tensor, operation: str) -> torch.Tensor:
     return copy.copy_(tensor.detach())
 
 
-def _view(tensor: torch.Tensor, name: bytes | None) -> Tensor:
+def view_of(tensor: torch.Tensor, name: bytes | None) -> Tensor:
+    """The tensor as the engine sees it. Its memory must hold the values row by row."""
     return make_tensor(tensor.data_ptr(), _DTYPES[tensor.dtype], tuple(tensor.shape), name)

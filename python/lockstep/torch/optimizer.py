@@ -8,20 +8,20 @@ whatever each of them used, and a parameter that nobody used keeps `grad is None
 
 from __future__ import annotations
 
-import itertools
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lockstep import world
 from lockstep.engine import ReduceOp
 from lockstep.torch.compression import Compression, Compressor
-from lockstep.torch.ops import Average, Sum, allreduce_async, allreduce_async_, synchronize
+from lockstep.torch.gradient import Gradient, Reduction
+from lockstep.torch.ops import Average, Sum, allreduce_
 
 Closure = Callable[[], Any]
 
@@ -48,23 +48,14 @@ def DistributedOptimizer(
         )
     if op not in (Average, Sum):
         raise ValueError(f"Lockstep: DistributedOptimizer reduces with Average or Sum, not with {op!r}.")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"Lockstep: backward_passes_per_step is {backward_passes_per_step}; it must be at least 1.")
+    reduction = Reduction(op, compression or Compression.none, _check_passes(backward_passes_per_step))
     kind = type(optimizer)
     # The subclass keeps the name, so that logs and checkpoints still say "SGD".
     wrapped_kind: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped: Any = wrapped_kind.__new__(wrapped_kind)
-    wrapped._adopt(optimizer, named_parameters, compression or Compression.none, backward_passes_per_step, op)
+    wrapped._adopt(optimizer, named_parameters, reduction)
     distributed: torch.optim.Optimizer = wrapped
     return distributed
-
-
-class _Reduction(NamedTuple):
-    """A gradient on its way: the handle, and what is needed to put the result into place."""
-
-    handle: int
-    context: Any
-    gradient: torch.Tensor
 
 
 class _Distributed(torch.optim.Optimizer):
@@ -74,45 +65,45 @@ class _Distributed(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-        compression: type[Compressor],
-        backward_passes_per_step: int,
-        op: ReduceOp,
+        reduction: Reduction,
     ) -> None:
         # A learning rate scheduler puts its own `step` on the instance; ours must not be hidden by it.
         shared = {key: value for key, value in vars(optimizer).items() if key != "step"}
         self.__dict__.update(shared)
-        self.backward_passes_per_step = backward_passes_per_step
-        self._compression = compression
-        self._op = op
+        self._reduction = reduction
         self._alone = world.size() == 1
         self._prefix = _next_prefix()
         self._names = _check_names(optimizer, named_parameters)
-        self._passes: dict[torch.Tensor, int] = {}
-        self._in_flight: dict[torch.Tensor, _Reduction] = {}
+        self._gradients: dict[torch.Tensor, Gradient] = {}
         self._hooked: set[torch.Tensor] = set()
         self._synchronized = False
         self._step_synchronizes = True
-        self._watch_new_parameters()
+        self._watch_parameters()
 
     # What users call.
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._reduction.backward_passes
+
     def set_backward_passes_per_step(self, passes: int) -> None:
-        self.backward_passes_per_step = passes
-        self._passes.clear()
+        self._reduction.backward_passes = _check_passes(passes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._watch_new_parameters()
+        self._watch_parameters()
 
     def synchronize(self) -> None:
         """Waits until every gradient is the reduced one. `step` does it; call it to clip gradients before `step`."""
         if not self._alone:
-            self._watch_new_parameters()
-            parameters = list(self._parameters())
-            for parameter, used in zip(parameters, self._used_somewhere(parameters), strict=True):
-                if used and parameter not in self._in_flight:
-                    self._start(parameter)
-            self._finish()
+            self._watch_parameters()
+            gradients = list(self._gradients.values())
+            for gradient, used in zip(gradients, self._used_somewhere(gradients), strict=True):
+                if used and not gradient.in_flight:
+                    gradient.start()
+            for gradient in gradients:
+                if gradient.in_flight:
+                    gradient.finish()
         self._synchronized = True
 
     @contextmanager
@@ -129,7 +120,7 @@ class _Distributed(torch.optim.Optimizer):
         if closure is not None:
             return super().step(self._reducing(closure))
         if self._step_synchronizes:
-            if self._synchronized:
+            if self._synchronized and not any(gradient.fresh for gradient in self._gradients.values()):
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are not reduced again. Write "
@@ -147,80 +138,38 @@ class _Distributed(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         # Gradients that nobody will step with (those of a GAN's discriminator while the generator trains, for example)
         # are let through, so that the ranks stay together.
-        if self._in_flight:
+        if any(gradient.in_flight for gradient in self._gradients.values()):
             self.synchronize()
+        for gradient in self._gradients.values():
+            gradient.forget()
         self._synchronized = False
         super().zero_grad(set_to_none)
 
     # How it works.
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-
-    def _watch_new_parameters(self) -> None:
+    def _watch_parameters(self) -> None:
         """Puts a hook on every parameter that can have gradients and has none yet: frozen ones may thaw later."""
         if self._alone:
             return
         for group_index, group in enumerate(self.param_groups):
             for index, parameter in enumerate(group["params"]):
-                self._names.setdefault(parameter, f"group{group_index}.parameter{index}")
-                if parameter.requires_grad and parameter not in self._hooked:
+                if parameter in self._hooked:
+                    continue
+                gradient = self._gradients.get(parameter)
+                if gradient is None:
+                    name = self._names.get(parameter, f"group{group_index}.parameter{index}")
+                    gradient = Gradient(parameter, name, self._prefix + name, self._reduction)
+                    self._gradients[parameter] = gradient
+                if parameter.requires_grad:
                     self._hooked.add(parameter)
-                    _hook(self, parameter)
+                    hook = parameter.register_post_accumulate_grad_hook(gradient.on_backward)
+                    # The model may outlive its optimizer; then nobody waits for what the hook would start.
+                    weakref.finalize(self, hook.remove).atexit = False
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """Called by autograd when backward has added to the gradient of a parameter."""
-        if parameter in self._in_flight:
-            self._drop_discarded(parameter)
-        self._synchronized = False
-        passes = self._passes.get(parameter, 0) + 1
-        self._passes[parameter] = passes
-        if passes == self.backward_passes_per_step:
-            self._start(parameter)
-
-    def _drop_discarded(self, parameter: torch.Tensor) -> None:
-        """Makes way for a new gradient where the one under way was discarded, as `model.zero_grad()` does."""
-        assert parameter.grad is not None
-        reduction = self._in_flight[parameter]
-        if reduction.gradient.data_ptr() == parameter.grad.data_ptr():
-            raise RuntimeError(
-                f"Lockstep: backward added to the gradient of {self._names[parameter]} again before step(), while the "
-                f"first sum was being reduced. To sum over several passes, tell DistributedOptimizer their number: "
-                f"backward_passes_per_step."
-            )
-        synchronize(reduction.handle)
-        del self._in_flight[parameter]
-        del self._passes[parameter]
-
-    def _start(self, parameter: torch.Tensor) -> None:
-        """Starts the reduction of one gradient."""
-        if parameter.grad is None:
-            # Minus zero is the one number that changes no bit of what it is added to.
-            gradient = torch.full_like(parameter, -0.0, requires_grad=False)
-        else:
-            gradient = parameter.grad.detach()
-        name = self._prefix + self._names[parameter]
-        compressed, context = self._compression.compress(gradient)
-        handle = allreduce_async_(compressed, name=name, op=self._op)
-        self._in_flight[parameter] = _Reduction(handle, context, gradient)
-
-    def _finish(self) -> None:
-        """Waits for the reductions under way and puts their results into place."""
-        try:
-            for parameter, (handle, context, gradient) in self._in_flight.items():
-                reduced = self._compression.decompress(synchronize(handle), context)
-                if reduced is not gradient:
-                    gradient.copy_(reduced)
-                if parameter.grad is None:
-                    parameter.grad = gradient
-        finally:
-            self._in_flight.clear()
-            self._passes.clear()
-
-    def _used_somewhere(self, parameters: list[torch.Tensor]) -> list[bool]:
+    def _used_somewhere(self, gradients: list[Gradient]) -> list[bool]:
         """For each parameter, whether any rank has a gradient. Also where ranks with different models are told so."""
-        here = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
-        counts = synchronize(allreduce_async(here, name=f"{self._prefix}gradients_present", op=Sum))
+        here = torch.tensor([float(gradient.parameter.grad is not None) for gradient in gradients])
+        counts = allreduce_(here, name=f"{self._prefix}gradients_present", op=Sum)
         return [count > 0 for count in counts.tolist()]
 
     def _reducing(self, closure: Closure) -> Closure:
@@ -235,17 +184,10 @@ class _Distributed(torch.optim.Optimizer):
         return reducing
 
 
-def _hook(optimizer: _Distributed, parameter: torch.Tensor) -> None:
-    """Calls `_on_gradient` for as long as the optimizer lives; the model may outlive it."""
-    reference = weakref.ref(optimizer)
-
-    def on_gradient(parameter: torch.Tensor) -> None:
-        target = reference()
-        if target is not None:
-            target._on_gradient(parameter)
-
-    handle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
-    weakref.finalize(optimizer, handle.remove).atexit = False
+def _check_passes(passes: int) -> int:
+    if passes < 1:
+        raise ValueError(f"Lockstep: backward_passes_per_step is {passes}; it must be at least 1.")
+    return passes
 
 
 def _check_names(
@@ -283,7 +225,7 @@ def _next_prefix() -> str:
     Counted from the start of the world, so that all ranks count the same.
     """
     global _counted
-    epoch = world.epoch()
-    count = _counted[1] if _counted[0] == epoch else 0
-    _counted = (epoch, count + 1)
+    generation = world.generation()
+    count = _counted[1] if _counted[0] == generation else 0
+    _counted = (generation, count + 1)
     return f"optimizer{count}." if count else ""

@@ -131,7 +131,7 @@ class _Rank:
 
 
 class Ranks:
-    """A world of `size` processes. They start at the first call, and anew after a call in which one died."""
+    """A world of `size` processes. They start at the first call, and anew after one that ended differently."""
 
     def __init__(self, size: int, **environment: str) -> None:
         self.size = size
@@ -187,8 +187,8 @@ class Ranks:
                     setattr(outcome, key, value)
                 break
         outcomes = self._pending
-        if any(outcome.error for outcome in outcomes):
-            self.close()  # ranks that failed differently no longer count their engines alike
+        if len({outcome.error for outcome in outcomes}) > 1:
+            self.close()  # ranks that ended differently may no longer count their engines alike
         return outcomes
 
     def _receive(self, rank: _Rank, deadline: float) -> Any:

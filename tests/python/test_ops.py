@@ -118,30 +118,33 @@ def test_names_meet_in_any_order(world, request):
     assert world.values(reduce_out_of_order, 20) == [want] * world.size
 
 
+LAYOUTS = {
+    "transposed": lambda base: base.reshape(4, 6).t(),
+    "every second column": lambda base: base.reshape(4, 6)[:, ::2],
+    "channels last": lambda base: base.reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    "part of a row": lambda base: base[3:17],
+}
+
+
 def reduce_strided():
     hvd.init()
-    results = []
-    base = torch.arange(24, dtype=torch.float32) + hvd.rank()
-    for tensor in (
-        base.reshape(4, 6).t(),
-        base.reshape(4, 6)[:, ::2],
-        base.reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
-        base[:3].reshape(3, 1).expand(3, 2),
-    ):
-        results.append(hvd.allreduce(tensor, op=hvd.Sum).tolist())
-        if not any(stride == 0 for stride in tensor.stride()):
-            changed = tensor.clone() if tensor.is_contiguous() else tensor
-            results.append(hvd.allreduce_(changed, op=hvd.Sum).tolist())
+    results = {}
+    for name, layout in LAYOUTS.items():
+        tensor = layout(torch.arange(24, dtype=torch.float32) + hvd.rank())
+        copied = hvd.allreduce(tensor, op=hvd.Sum)
+        assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor
+        assert torch.equal(copied, tensor)
+        results[name] = copied.tolist()
+    expanded = torch.tensor([[hvd.rank()], [1.0]]).expand(2, 3)
+    results["expanded"] = hvd.allreduce(expanded, op=hvd.Sum).tolist()
     return results
 
 
 def test_layouts_other_than_rows(two):
-    first, second = two.values(reduce_strided)
-    base = 2 * torch.arange(24, dtype=torch.float32) + 1
-    assert first == second
-    assert first[0] == first[1] == base.reshape(4, 6).t().tolist()
-    assert first[4] == first[5] == base.reshape(1, 2, 3, 4).tolist()
-    assert first[6] == base[:3].reshape(3, 1).expand(3, 2).tolist()
+    sums = 2 * torch.arange(24, dtype=torch.float32) + 1
+    want = {name: layout(sums).tolist() for name, layout in LAYOUTS.items()}
+    want["expanded"] = [[1.0] * 3, [2.0] * 3]
+    assert two.values(reduce_strided) == [want] * 2
 
 
 def poll_until_done():

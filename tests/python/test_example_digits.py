@@ -8,12 +8,15 @@ import sys
 import pytest
 import ranks
 
+# Every run imports PyTorch and scikit-learn in each worker; a busy machine takes its time.
+pytestmark = pytest.mark.timeout(300)
+
 SCRIPT = str(ranks.REPOSITORY / "examples" / "01_digits.py")
 
 
 def run(command):
     path = f"{ranks.PROGRAM.parent}:{os.environ['PATH']}"
-    done = subprocess.run(command, env=ranks.environment(PATH=path), capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=ranks.environment(PATH=path), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -31,10 +34,10 @@ def test_workers_learn_the_digits_and_stay_together(tmp_path, workers):
 
 
 def test_it_is_a_plain_script_too():
-    assert "1 worker(s)" in run([sys.executable, SCRIPT, "--epochs", "1"])
+    assert "bit-identical on all workers: yes" in run([sys.executable, SCRIPT, "--epochs", "1"])
 
 
 def test_compare():
     output = run([sys.executable, SCRIPT, "--compare", "--epochs", "2"])
-    assert "workers   seconds   accuracy" in output
+    assert "workers   threads each   seconds   accuracy" in output
     assert "Two workers took" in output

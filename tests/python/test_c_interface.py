@@ -23,9 +23,8 @@ def header(tmp_path_factory):
     lines = "\n".join(f'printf("%s %zu\\n", "{key}", {value});' for key, value in expressions.items())
     folder = tmp_path_factory.mktemp("header")
     source, program = folder / "layout.c", folder / "layout"
-    source.write_text(
-        f'#include <stdio.h>\n#include "lockstep/lockstep.h"\nint main(void) {{\n{lines}\nreturn 0;\n}}\n'
-    )
+    main = f"int main(void) {{\n{lines}\nreturn 0;\n}}\n"
+    source.write_text(f'#include <stdio.h>\n#include "lockstep/lockstep.h"\n{main}')
     subprocess.run(["cc", "-I", str(ranks.REPOSITORY / "include"), str(source), "-o", str(program)], check=True)
     output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     return {key: int(value) for key, value in (line.split() for line in output.splitlines())}

@@ -97,9 +97,11 @@ void Core::assign_identity(Operation& operation) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.", request.input.name));
   }
-  operation.order = uses_[key]++;
+  Series& series = series_[request.group->id];
+  operation.order = series.uses[key]++;
   Hasher id;
   id.add(std::string_view(key));
+  id.add(series.joins);
   id.add(operation.order);
   operation.notice.head.id = id.value();
 }
@@ -167,6 +169,10 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   }
   if (!members) return transport_->release(peer, notice.position);  // none of this rank's business
   const std::uint64_t id = notice.head->id;
+  // While this rank has joined, operations of those who have not are none of its business. Those of a peer that has are:
+  // it knew already that all had joined, and has gone on.
+  const bool sitting_out = has_joined(members->id, transport_->rank()) && !has_joined(members->id, peer) && !pending_.contains(id);
+  if (sitting_out && kind != Kind::join) return transport_->release(peer, notice.position);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
   begin_if_complete(id);
@@ -177,9 +183,13 @@ void Core::begin_if_complete(std::uint64_t id) {
   const auto* gathering = matcher_.find(id);
   if (own == pending_.end() || gathering == nullptr || !gathering->has(transport_->rank())) return;
   const OperationPtr operation = own->second;
+  if (operation->algorithm) return;  // it has begun already
   for (int rank : gathering->missing()) {
     const bool counts = operation->request.kind != Kind::join && has_joined(operation->request.group->id, rank);
     if (!counts) return;
+    if (operation->request.partner == rank) {
+      return fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined", text_of(*operation), rank)));
+    }
   }
   begin(operation, *gathering);
 }
@@ -255,25 +265,22 @@ bool Core::has_joined(negotiation::GroupId group, int rank) const {
 // From here on `rank` counts as absent in every operation of the group that it has not announced before.
 void Core::note_join(int rank, const negotiation::MembersPtr& members) {
   joined_[members->id].insert(rank);
+  if (rank == transport_->rank()) {
+    for (const auto& [peer, position] : matcher_.drop_without(rank, members->id)) transport_->release(peer, position);
+  }
   std::vector<std::uint64_t> affected;
-  std::vector<OperationPtr> widowed;
   for (const auto& [id, operation] : pending_) {
-    if (operation->request.partner == rank) {
-      const auto* gathering = matcher_.find(id);
-      if (gathering == nullptr || !gathering->has(rank)) widowed.push_back(operation);
-    } else if (operation->request.group->id == members->id && operation->request.kind != Kind::join) {
-      affected.push_back(id);
-    }
+    if (operation->request.group->id == members->id && operation->request.kind != Kind::join) affected.push_back(id);
   }
   for (std::uint64_t id : affected) begin_if_complete(id);
-  for (const OperationPtr& operation : widowed) {
-    fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined", text_of(*operation), rank)));
-  }
 }
 
 // All have joined: everybody takes part again. Who was last is read off the notices, so that all agree.
 void Core::end_join(Operation& operation, const negotiation::Gathering& gathering) {
   joined_.erase(operation.request.group->id);
+  Series& series = series_[operation.request.group->id];
+  ++series.joins;
+  series.uses.clear();
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -309,6 +316,7 @@ bool Core::progress() {
 
 void Core::finish(const OperationPtr& operation) {
   unstage(*operation, *transport_);
+  if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it

@@ -32,6 +32,7 @@ void check_memory(const TensorView& tensor, const char* which) {
 }
 
 void check_overlap(const Request& request) {
+  if (request.kind == Kind::receive) return;  // its input only says what is expected
   const TensorView& input = request.input;
   const TensorView& output = request.output;
   const auto* first = static_cast<const std::byte*>(input.data);

@@ -41,6 +41,19 @@ const Gathering& Matcher::arrive(int rank, const MembersPtr& members, const tran
   return gathering;
 }
 
+std::vector<std::pair<int, std::uint64_t>> Matcher::drop_without(int rank, GroupId group) {
+  std::vector<std::pair<int, std::uint64_t>> freed;
+  std::erase_if(gatherings_, [&](const auto& entry) {
+    const Gathering& gathering = entry.second;
+    if (gathering.members->id != group || gathering.has(rank)) return false;
+    for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+      if (gathering.arrivals[i]) freed.emplace_back(gathering.members->ranks[i], gathering.arrivals[i].position);
+    }
+    return true;
+  });
+  return freed;
+}
+
 const Gathering* Matcher::find(std::uint64_t id) const {
   auto found = gatherings_.find(id);
   return found == gatherings_.end() ? nullptr : &found->second;

@@ -57,13 +57,15 @@ typedef struct ls_reduce_options {
   int32_t op;
 } ls_reduce_options;
 
+#define LS_EPOCH_AUTOMATIC UINT32_MAX
+
 typedef struct ls_options {
   size_t struct_size;
   int32_t rank, size, local_rank, local_size;
   const char* job;
   const void* secret;
   size_t secret_bytes;
-  uint32_t epoch;
+  uint32_t epoch; /* LS_EPOCH_AUTOMATIC: counted per process */
   size_t heap_bytes;
   uint64_t start_timeout_ms, stall_warning_ms, stall_limit_ms;
 } ls_options;

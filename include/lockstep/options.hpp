@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "lockstep/export.hpp"
@@ -22,8 +24,9 @@ struct LOCKSTEP_API Options {
   /// The job's secret: 32 bytes that all ranks share and no stranger knows. May be empty only for a world of one.
   std::string secret = {};
 
-  /// Counts the engines that a job has had. Every rank counts the same; a frame of an older epoch is never read.
-  unsigned epoch = 0;
+  /// Tells apart the engines that a job has had: only engines of the same epoch meet. Unset: the n-th engine that this
+  /// process starts has epoch n, which fits as long as every rank starts its engines in the same order.
+  std::optional<std::uint32_t> epoch = {};
 
   /// Address space reserved per rank for tensors in shared memory. Memory is used only when touched. 0: chosen by
   /// the machine's size.

@@ -1,0 +1,236 @@
+// The C interface: translates structs, catches everything, keeps the message per thread.
+#include "lockstep/lockstep.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "lockstep/lockstep.hpp"
+
+struct ls_engine {
+  explicit ls_engine(const lockstep::Options& options) : engine(options) {}
+  lockstep::Engine engine;
+};
+
+struct ls_work {
+  lockstep::Work work;
+};
+
+namespace {
+
+using lockstep::Error;
+using lockstep::ErrorCode;
+
+thread_local std::string last_error;
+
+int failed(ErrorCode code, const char* message) {
+  last_error = message;
+  return static_cast<int>(code);
+}
+
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    body();
+    return LS_OK;
+  } catch (const Error& error) {
+    return failed(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(ErrorCode::system, "out of memory");
+  } catch (const std::exception& error) {
+    return failed(ErrorCode::internal, error.what());
+  } catch (...) {
+    return failed(ErrorCode::internal, "an exception of unknown type");
+  }
+}
+
+template <class Handle>
+Handle& required(Handle* handle, const char* what) {
+  if (handle == nullptr) throw Error(ErrorCode::invalid_argument, std::string(what) + " is null");
+  return *handle;
+}
+
+// Takes as much of a caller's struct as both sides know; fields that an older caller does not have keep their default.
+template <class Struct>
+Struct take(const Struct* given, const Struct& defaults, const char* what) {
+  const std::size_t size = required(given, what).struct_size;
+  if (size < sizeof(std::size_t) || size > 4096) {
+    throw Error(ErrorCode::invalid_argument, std::string(what) + ": struct_size is not set. Set it with sizeof.");
+  }
+  Struct taken = defaults;
+  std::memcpy(&taken, given, std::min(size, sizeof(Struct)));
+  return taken;
+}
+
+lockstep::TensorView view_of(const ls_tensor* given) {
+  const ls_tensor tensor = take(given, ls_tensor{}, "tensor");
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) throw Error(ErrorCode::invalid_argument, "tensor without a shape");
+  lockstep::TensorView view;
+  view.data = tensor.data;
+  view.dtype = static_cast<lockstep::DType>(tensor.dtype);
+  lockstep::size_of(view.dtype);  // refuses an unknown number
+  if (tensor.device != 0) throw Error(ErrorCode::invalid_argument, "tensor is not on the CPU");
+  view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  if (tensor.strides != nullptr) view.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
+  if (tensor.name != nullptr) view.name = tensor.name;
+  return view;
+}
+
+ls_options defaults() {
+  const lockstep::Options options;
+  return {.struct_size = sizeof(ls_options),
+          .rank = options.rank,
+          .size = options.size,
+          .local_rank = options.local_rank,
+          .local_size = options.local_size,
+          .job = nullptr,
+          .secret = nullptr,
+          .secret_bytes = 0,
+          .epoch = LS_EPOCH_AUTOMATIC,
+          .heap_bytes = options.heap_bytes,
+          .start_timeout_ms = static_cast<std::uint64_t>(options.start_timeout.count()),
+          .stall_warning_ms = static_cast<std::uint64_t>(options.stall_warning.count()),
+          .stall_limit_ms = static_cast<std::uint64_t>(options.stall_limit.count())};
+}
+
+lockstep::Options options_of(const ls_options* given) {
+  const ls_options taken = take(given, defaults(), "options");
+  lockstep::Options options;
+  options.rank = taken.rank;
+  options.size = taken.size;
+  options.local_rank = taken.local_rank;
+  options.local_size = taken.local_size;
+  if (taken.job != nullptr) options.job = taken.job;
+  if (taken.secret != nullptr) options.secret.assign(static_cast<const char*>(taken.secret), taken.secret_bytes);
+  if (taken.epoch != LS_EPOCH_AUTOMATIC) options.epoch = taken.epoch;
+  options.heap_bytes = taken.heap_bytes;
+  options.start_timeout = std::chrono::milliseconds(taken.start_timeout_ms);
+  options.stall_warning = std::chrono::milliseconds(taken.stall_warning_ms);
+  options.stall_limit = std::chrono::milliseconds(taken.stall_limit_ms);
+  return options;
+}
+
+void hand_over(ls_work** target, lockstep::Work work) { *target = new ls_work{std::move(work)}; }
+
+}  // namespace
+
+extern "C" {
+
+const char* ls_version(void) { return lockstep::version(); }
+const char* ls_last_error(void) { return last_error.c_str(); }
+
+int ls_options_from_environment(ls_options* target) {
+  return guarded([&] {
+    thread_local lockstep::Options kept;
+    const std::size_t size = required(target, "options").struct_size;
+    kept = lockstep::Options::from_environment();
+    ls_options filled = defaults();
+    filled.rank = kept.rank;
+    filled.size = kept.size;
+    filled.local_rank = kept.local_rank;
+    filled.local_size = kept.local_size;
+    filled.job = kept.job.c_str();
+    filled.secret = kept.secret.data();
+    filled.secret_bytes = kept.secret.size();
+    filled.heap_bytes = kept.heap_bytes;
+    filled.start_timeout_ms = static_cast<std::uint64_t>(kept.start_timeout.count());
+    filled.stall_warning_ms = static_cast<std::uint64_t>(kept.stall_warning.count());
+    filled.stall_limit_ms = static_cast<std::uint64_t>(kept.stall_limit.count());
+    std::memcpy(target, &filled, std::min(size, sizeof filled));
+    target->struct_size = size;
+  });
+}
+
+int ls_engine_start(const ls_options* options, ls_engine** engine) {
+  return guarded([&] {
+    required(engine, "engine") = nullptr;
+    *engine = new ls_engine(options != nullptr ? options_of(options) : lockstep::Options::from_environment());
+  });
+}
+
+int ls_engine_stop(ls_engine* engine) {
+  return guarded([&] { delete &required(engine, "engine"); });
+}
+
+int ls_engine_rank(const ls_engine* engine) { return engine != nullptr ? engine->engine.rank() : -1; }
+int ls_engine_size(const ls_engine* engine) { return engine != nullptr ? engine->engine.size() : -1; }
+int ls_engine_local_rank(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_rank() : -1; }
+int ls_engine_local_size(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_size() : -1; }
+
+int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    lockstep::ReduceOptions reduce;
+    const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options), .op = LS_SUM};
+    const ls_reduce_options taken = options != nullptr ? take(options, preset, "reduce options") : preset;
+    reduce.op = static_cast<lockstep::ReduceOp>(taken.op);
+    lockstep::name_of(reduce.op);  // refuses an unknown number
+    const auto from = view_of(input);
+    const auto to = output == input ? from : view_of(output);
+    if (work == nullptr) return target.all_reduce(from, to, reduce);
+    hand_over(work, target.all_reduce_async(from, to, reduce));
+  });
+}
+
+int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    if (work == nullptr) return target.broadcast(view_of(tensor), root);
+    hand_over(work, target.broadcast_async(view_of(tensor), root));
+  });
+}
+
+int ls_barrier(ls_engine* engine, const char* name, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    const std::string named = name != nullptr ? name : "";
+    if (work == nullptr) return target.barrier(named);
+    hand_over(work, target.barrier_async(named));
+  });
+}
+
+int ls_work_poll(ls_work* work, int* done) {
+  return guarded([&] { required(done, "done") = required(work, "work").work.poll() ? 1 : 0; });
+}
+
+int ls_work_wait(ls_work* work, int64_t timeout_ms) {
+  return guarded([&] {
+    const lockstep::Work& target = required(work, "work").work;
+    if (timeout_ms >= 0 && !target.wait_for(std::chrono::milliseconds(timeout_ms))) {
+      throw Error(ErrorCode::timeout, "the operation is still under way after " + std::to_string(timeout_ms) + " ms");
+    }
+    target.wait();
+  });
+}
+
+void ls_work_free(ls_work* work) { delete work; }
+
+int ls_begin_step(ls_engine* engine) {
+  return guarded([&] { required(engine, "engine").engine.begin_step(); });
+}
+
+int ls_end_step(ls_engine* engine, uint64_t* steps) {
+  return guarded([&] {
+    const std::uint64_t completed = required(engine, "engine").engine.end_step();
+    if (steps != nullptr) *steps = completed;
+  });
+}
+
+int ls_abort(ls_engine* engine, const char* reason) {
+  return guarded([&] { required(engine, "engine").engine.abort(reason != nullptr ? reason : "no reason given"); });
+}
+
+void* ls_allocate(ls_engine* engine, size_t bytes) {
+  void* block = nullptr;
+  guarded([&] { block = required(engine, "engine").engine.allocate(bytes); });
+  return block;
+}
+
+int ls_deallocate(ls_engine* engine, void* block) {
+  return guarded([&] { required(engine, "engine").engine.deallocate(block); });
+}
+
+}  // extern "C"

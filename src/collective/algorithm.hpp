@@ -1,0 +1,40 @@
+// The second extension point: how an operation is carried out once everybody has announced it.
+//
+// An algorithm never waits. `advance` does what can be done now and says whether the operation is complete for this
+// rank: its result is in place, and no peer will touch its tensors for this operation again.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "collective/call.hpp"
+
+namespace lockstep::collective {
+
+class Algorithm {
+ public:
+  virtual ~Algorithm() = default;
+  virtual bool advance() = 0;
+};
+
+struct AlgorithmRow {
+  const char* name;
+  const char* what;
+  bool (*fits)(const Call&);
+  std::unique_ptr<Algorithm> (*make)(const Call&);
+};
+
+/// In order of preference; the first row that fits is taken.
+std::span<const AlgorithmRow> algorithms();
+
+std::unique_ptr<Algorithm> choose(const Call& call);
+
+// One function per file of this folder.
+std::unique_ptr<Algorithm> make_meet(const Call& call);
+std::unique_ptr<Algorithm> make_carried(const Call& call);
+std::unique_ptr<Algorithm> make_direct_all_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_direct_broadcast(const Call& call);
+std::unique_ptr<Algorithm> make_exchange_all_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_exchange_broadcast(const Call& call);
+
+}  // namespace lockstep::collective

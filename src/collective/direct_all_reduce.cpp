@@ -1,0 +1,80 @@
+// All-reduce where every rank can address every tensor.
+//
+// The tensor is cut into chunks. Whoever runs claims the next one with an atomic add, reads that chunk of all ranks'
+// inputs, adds in the fixed tree order, and writes the result to all ranks' outputs. A second counter tells when all
+// chunks are done. So a rank that has announced its tensor and is then descheduled, or goes on computing, delays nobody;
+// and since each element is computed by one rank in one order, it does not matter which.
+#include <algorithm>
+
+#include "base/cpu.hpp"
+#include "collective/algorithm.hpp"
+#include "collective/reduce_kernel.hpp"
+
+namespace lockstep::collective {
+namespace {
+
+constexpr std::size_t kLine = 128;
+// Large enough that claiming costs nothing, small enough that a rank which comes late leaves little undone.
+constexpr std::size_t kLeastChunk = 16 * 1024;
+constexpr std::size_t kMostChunk = 512 * 1024;
+
+class DirectAllReduce final : public Algorithm {
+ public:
+  explicit DirectAllReduce(const Call& call) : call_(call), shared_(*call.transport->shared()) {
+    const Party& first = call_.parties.front();
+    scratch_ = shared_.scratch(first.rank, first.position);
+    const std::size_t share = call_.bytes() / call_.count();
+    const std::size_t bytes = std::clamp(share / kLine * kLine, kLeastChunk, kMostChunk);
+    chunk_ = bytes / size_of(call_.dtype);
+    chunks_ = static_cast<std::uint32_t>((call_.elements + chunk_ - 1) / chunk_);
+    leaves_.resize(call_.count());
+    outputs_.resize(call_.count());
+  }
+
+  bool advance() override {
+    // A relaxed look first: claiming past the end would make the counter grow for ever.
+    while (next().load(std::memory_order_relaxed) < chunks_) {
+      if (!shared_.begin_access()) return false;
+      const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
+      if (chunk < chunks_) work(chunk);
+      shared_.end_access();
+      if (chunk >= chunks_) break;
+      // The last chunk completes it for everybody: those who sleep must hear of it.
+      if (done().fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_) call_.transport->ring_everybody();
+    }
+    return done().load(std::memory_order_acquire) == chunks_;
+  }
+
+ private:
+  std::atomic<std::uint32_t>& next() { return scratch_[0]; }
+  std::atomic<std::uint32_t>& done() { return scratch_[1]; }
+
+  void work(std::uint32_t chunk) {
+    const std::size_t start = chunk * chunk_;
+    const std::size_t offset = start * size_of(call_.dtype);
+    for (std::size_t i = 0; i < call_.count(); ++i) {
+      leaves_[i] = call_.parties[i].input + offset;
+      outputs_[i] = call_.parties[i].output + offset;
+    }
+    reduce({.dtype = call_.dtype,
+            .op = call_.op,
+            .leaves = leaves_,
+            .outputs = outputs_,
+            .elements = std::min(chunk_, call_.elements - start),
+            .divisor = call_.count()});
+  }
+
+  Call call_;
+  transport::SharedMemory& shared_;
+  std::atomic<std::uint32_t>* scratch_;
+  std::size_t chunk_ = 0;  // elements
+  std::uint32_t chunks_ = 0;
+  std::vector<const std::byte*> leaves_;
+  std::vector<std::byte*> outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> make_direct_all_reduce(const Call& call) { return std::make_unique<DirectAllReduce>(call); }
+
+}  // namespace lockstep::collective

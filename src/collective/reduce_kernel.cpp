@@ -1,0 +1,346 @@
+// Two paths. The fast one covers sums and averages of at most eight leaves, all present: the tree is unrolled and stays
+// in registers. The general one covers everything else tile by tile, and leaves vectors to the compiler.
+// This file is compiled once per instruction set (foreach_target) and the best is chosen at run time.
+#include "collective/reduce_kernel.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <complex>
+#include <cstring>
+#include <type_traits>
+
+#include "base/half.hpp"
+#include "base/reduction_tree.hpp"
+#include "lockstep/error.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "collective/reduce_kernel.cpp"
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::collective::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr std::size_t kMaxUnrolled = 8;
+
+// --- how each element type is loaded into lanes and stored again
+
+template <class T>
+struct PlainLanes {
+  using D = hn::ScalableTag<T>;
+  using Element = T;
+  static HWY_INLINE HWY_ATTR auto load(const T* from) { return hn::LoadU(D(), from); }
+  template <class V>
+  static HWY_INLINE HWY_ATTR void store(V value, T* to) {
+    hn::StoreU(value, D(), to);
+  }
+};
+
+struct Bf16Lanes {
+  using D = hn::ScalableTag<float>;
+  using Element = std::uint16_t;
+  static HWY_INLINE HWY_ATTR auto load(const std::uint16_t* from) {
+    const hn::Rebind<std::uint16_t, D> narrow;
+    const hn::RebindToUnsigned<D> wide;
+    return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, from))));
+  }
+  template <class V>
+  static HWY_INLINE HWY_ATTR void store(V value, std::uint16_t* to) {
+    const hn::RebindToUnsigned<D> wide;
+    const hn::Rebind<std::uint16_t, D> narrow;
+    const auto bits = hn::BitCast(wide, value);
+    const auto high = hn::ShiftRight<16>(bits);
+    const auto odd = hn::And(high, hn::Set(wide, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(wide, 0x7FFF)), odd));
+    const auto nan = hn::RebindMask(wide, hn::IsNaN(value));
+    hn::StoreU(hn::TruncateTo(narrow, hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40)), rounded)), narrow, to);
+  }
+};
+
+struct F16Lanes {
+  using D = hn::ScalableTag<float>;
+  using Element = std::uint16_t;
+  static HWY_INLINE HWY_ATTR auto load(const std::uint16_t* from) {
+    const hn::Rebind<hwy::float16_t, D> narrow;
+    const hn::RebindToUnsigned<decltype(narrow)> bits;
+    return hn::PromoteTo(D(), hn::BitCast(narrow, hn::LoadU(bits, from)));
+  }
+  template <class V>
+  static HWY_INLINE HWY_ATTR void store(V value, std::uint16_t* to) {
+    const hn::Rebind<hwy::float16_t, D> narrow;
+    const hn::RebindToUnsigned<decltype(narrow)> bits;
+    hn::StoreU(hn::BitCast(bits, hn::DemoteTo(narrow, value)), bits, to);
+  }
+};
+
+// --- the fast path
+
+template <class Lanes, std::size_t First, std::size_t Count>
+HWY_INLINE HWY_ATTR auto tree_sum(const typename Lanes::Element* const* leaves, std::size_t i) {
+  if constexpr (Count == 1) {
+    return Lanes::load(leaves[First] + i);
+  } else {
+    constexpr std::size_t kLeft = left_leaves(Count);
+    return hn::Add(tree_sum<Lanes, First, kLeft>(leaves, i), tree_sum<Lanes, First + kLeft, Count - kLeft>(leaves, i));
+  }
+}
+
+template <class Lanes, std::size_t Count, bool kDivide>
+HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
+  using T = typename Lanes::Element;
+  const typename Lanes::D d;
+  std::array<const T*, Count> leaves;
+  for (std::size_t i = 0; i < Count; ++i) leaves[i] = reinterpret_cast<const T*>(reduction.leaves[i]);
+  const std::size_t step = hn::Lanes(d);
+  const std::size_t end = reduction.elements / step * step;
+  const auto divisor = hn::Set(d, static_cast<hn::TFromD<typename Lanes::D>>(reduction.divisor));
+  auto value = [&](std::size_t i) HWY_ATTR {
+    auto sum = tree_sum<Lanes, 0, Count>(leaves.data(), i);
+    if constexpr (kDivide) sum = hn::Div(sum, divisor);
+    return sum;
+  };
+  if (reduction.outputs.size() == Count) {  // an all-reduce: as many outputs as leaves, unrolled as well
+    std::array<T*, Count> outputs;
+    for (std::size_t o = 0; o < Count; ++o) outputs[o] = reinterpret_cast<T*>(reduction.outputs[o]);
+    for (std::size_t i = 0; i < end; i += step) {
+      const auto sum = value(i);
+      for (std::size_t o = 0; o < Count; ++o) Lanes::store(sum, outputs[o] + i);
+    }
+  } else {
+    for (std::size_t i = 0; i < end; i += step) {
+      const auto sum = value(i);
+      for (std::byte* output : reduction.outputs) Lanes::store(sum, reinterpret_cast<T*>(output) + i);
+    }
+  }
+  return end;
+}
+
+// Returns how many elements are done; the general path does the rest.
+template <class Lanes, bool kDivide>
+HWY_ATTR std::size_t sum_fast(const Reduction& reduction) {
+  switch (reduction.leaves.size()) {
+    case 1: return sum_unrolled<Lanes, 1, kDivide>(reduction);
+    case 2: return sum_unrolled<Lanes, 2, kDivide>(reduction);
+    case 3: return sum_unrolled<Lanes, 3, kDivide>(reduction);
+    case 4: return sum_unrolled<Lanes, 4, kDivide>(reduction);
+    case 5: return sum_unrolled<Lanes, 5, kDivide>(reduction);
+    case 6: return sum_unrolled<Lanes, 6, kDivide>(reduction);
+    case 7: return sum_unrolled<Lanes, 7, kDivide>(reduction);
+    case 8: return sum_unrolled<Lanes, 8, kDivide>(reduction);
+    default: return 0;
+  }
+}
+
+template <class Lanes>
+HWY_ATTR std::size_t sum_float(const Reduction& reduction) {
+  return reduction.op == ReduceOp::average ? sum_fast<Lanes, true>(reduction) : sum_fast<Lanes, false>(reduction);
+}
+
+HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
+  const bool sum = reduction.op == ReduceOp::sum, average = reduction.op == ReduceOp::average;
+  if ((!sum && !average) || reduction.leaves.size() > kMaxUnrolled) return 0;
+  if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
+  switch (reduction.dtype) {
+    case DType::f32: return sum_float<PlainLanes<float>>(reduction);
+    case DType::f64: return sum_float<PlainLanes<double>>(reduction);
+    case DType::bf16: return sum_float<Bf16Lanes>(reduction);
+#if HWY_TARGET <= HWY_AVX2  // below, the conversion is not a single rounding instruction
+    case DType::f16: return sum_float<F16Lanes>(reduction);
+#endif
+    case DType::i32: return sum ? sum_fast<PlainLanes<std::int32_t>, false>(reduction) : 0;
+    case DType::i64: return sum ? sum_fast<PlainLanes<std::int64_t>, false>(reduction) : 0;
+    default: return 0;
+  }
+}
+
+// --- the general path: T is what lies in memory, A what is added
+
+constexpr std::size_t kTile = 256;
+
+template <class T, class A>
+struct Plain {
+  using Element = T;
+  using Accumulator = A;
+  static A widen(T value) { return static_cast<A>(value); }
+  static T narrow(A value) { return static_cast<T>(value); }
+};
+struct F16 {
+  using Element = std::uint16_t;
+  using Accumulator = float;
+  static float widen(std::uint16_t value) { return f32_from_f16(value); }
+  static std::uint16_t narrow(float value) { return f16_from_f32(value); }
+};
+struct Bf16 {
+  using Element = std::uint16_t;
+  using Accumulator = float;
+  static float widen(std::uint16_t value) { return f32_from_bf16(value); }
+  static std::uint16_t narrow(float value) { return bf16_from_f32(value); }
+};
+struct Bool {
+  using Element = std::uint8_t;
+  using Accumulator = std::uint8_t;
+  static std::uint8_t widen(std::uint8_t value) { return value != 0 ? 1 : 0; }
+  static std::uint8_t narrow(std::uint8_t value) { return value; }
+};
+
+struct Sum {
+  template <class A>
+  static A join(A a, A b) {
+    if constexpr (std::is_integral_v<A>) {  // unsigned, so that overflow wraps instead of being undefined
+      return static_cast<A>(static_cast<std::make_unsigned_t<A>>(a) + static_cast<std::make_unsigned_t<A>>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+struct Product {
+  template <class A>
+  static A join(A a, A b) {
+    if constexpr (std::is_integral_v<A>) {
+      return static_cast<A>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+    } else {
+      return a * b;
+    }
+  }
+};
+// A comparison with NaN is false; `a != a` picks it up.
+struct Min {
+  template <class A>
+  static A join(A a, A b) {
+    return (a < b || a != a) ? a : b;
+  }
+};
+struct Max {
+  template <class A>
+  static A join(A a, A b) {
+    return (a > b || a != a) ? a : b;
+  }
+};
+
+// Evaluates the subtree [first, first + n) over one tile into `out`; false when all its leaves are absent.
+template <class Type, class Op>
+HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size_t n, std::size_t start, std::size_t count,
+                        typename Type::Accumulator* out) {
+  if (n == 1) {
+    const std::byte* leaf = reduction.leaves[first];
+    if (leaf == nullptr) return false;
+    const auto* from = reinterpret_cast<const typename Type::Element*>(leaf) + start;
+    for (std::size_t i = 0; i < count; ++i) out[i] = Type::widen(from[i]);
+    return true;
+  }
+  const std::size_t left = left_leaves(n);
+  if (!tile_tree<Type, Op>(reduction, first, left, start, count, out)) {
+    return tile_tree<Type, Op>(reduction, first + left, n - left, start, count, out);
+  }
+  typename Type::Accumulator right[kTile];
+  if (tile_tree<Type, Op>(reduction, first + left, n - left, start, count, right)) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = Op::join(out[i], right[i]);
+  }
+  return true;
+}
+
+template <class Type, class Op, bool kDivide>
+HWY_ATTR void general(const Reduction& reduction, std::size_t start) {
+  using A = typename Type::Accumulator;
+  A result[kTile];
+  for (; start < reduction.elements; start += kTile) {
+    const std::size_t count = std::min(kTile, reduction.elements - start);
+    tile_tree<Type, Op>(reduction, 0, reduction.leaves.size(), start, count, result);
+    if constexpr (kDivide) {
+      for (std::size_t i = 0; i < count; ++i) {
+        if constexpr (std::is_same_v<A, std::complex<float>> || std::is_same_v<A, std::complex<double>>) {
+          result[i] /= static_cast<typename A::value_type>(reduction.divisor);
+        } else {
+          result[i] /= static_cast<A>(reduction.divisor);
+        }
+      }
+    }
+    for (std::byte* output : reduction.outputs) {
+      auto* to = reinterpret_cast<typename Type::Element*>(output) + start;
+      for (std::size_t i = 0; i < count; ++i) to[i] = Type::narrow(result[i]);
+    }
+  }
+}
+
+template <class Type, class AverageType = Type>
+HWY_ATTR void real_number(const Reduction& reduction, std::size_t start) {
+  switch (reduction.op) {
+    case ReduceOp::sum: return general<Type, Sum, false>(reduction, start);
+    case ReduceOp::average: return general<AverageType, Sum, true>(reduction, start);
+    case ReduceOp::min: return general<Type, Min, false>(reduction, start);
+    case ReduceOp::max: return general<Type, Max, false>(reduction, start);
+    case ReduceOp::product: return general<Type, Product, false>(reduction, start);
+    case ReduceOp::adasum: return;  // refused by is_defined
+  }
+}
+
+template <class T>
+HWY_ATTR void integer(const Reduction& reduction, std::size_t start) {
+  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  real_number<Plain<T, T>, Plain<T, Wide>>(reduction, start);
+}
+
+template <class C>
+HWY_ATTR void complex_number(const Reduction& reduction, std::size_t start) {
+  switch (reduction.op) {
+    case ReduceOp::sum: return general<Plain<C, C>, Sum, false>(reduction, start);
+    case ReduceOp::average: return general<Plain<C, C>, Sum, true>(reduction, start);
+    case ReduceOp::product: return general<Plain<C, C>, Product, false>(reduction, start);
+    default: return;  // refused by is_defined
+  }
+}
+
+HWY_ATTR void boolean(const Reduction& reduction, std::size_t start) {
+  const bool any = reduction.op == ReduceOp::sum || reduction.op == ReduceOp::max;
+  any ? general<Bool, Max, false>(reduction, start) : general<Bool, Min, false>(reduction, start);
+}
+
+HWY_ATTR void reduce(const Reduction& reduction) {
+  const std::size_t done = fast_path(reduction);
+  if (done == reduction.elements) return;
+  switch (reduction.dtype) {
+    case DType::boolean: return boolean(reduction, done);
+    case DType::u8: return integer<std::uint8_t>(reduction, done);
+    case DType::i8: return integer<std::int8_t>(reduction, done);
+    case DType::u16: return integer<std::uint16_t>(reduction, done);
+    case DType::i16: return integer<std::int16_t>(reduction, done);
+    case DType::u32: return integer<std::uint32_t>(reduction, done);
+    case DType::i32: return integer<std::int32_t>(reduction, done);
+    case DType::u64: return integer<std::uint64_t>(reduction, done);
+    case DType::i64: return integer<std::int64_t>(reduction, done);
+    case DType::f16: return real_number<F16>(reduction, done);
+    case DType::bf16: return real_number<Bf16>(reduction, done);
+    case DType::f32: return real_number<Plain<float, float>>(reduction, done);
+    case DType::f64: return real_number<Plain<double, double>>(reduction, done);
+    case DType::c64: return complex_number<std::complex<float>>(reduction, done);
+    case DType::c128: return complex_number<std::complex<double>>(reduction, done);
+  }
+}
+
+const char* target_name() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace lockstep::collective::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::collective {
+
+HWY_EXPORT(reduce);
+HWY_EXPORT(target_name);
+
+void reduce(const Reduction& reduction) { HWY_DYNAMIC_DISPATCH(reduce)(reduction); }
+
+const char* kernel_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
+
+bool is_defined(DType dtype, ReduceOp op) {
+  if (op == ReduceOp::adasum) return false;
+  if (dtype == DType::boolean) return op != ReduceOp::average;
+  if (dtype == DType::c64 || dtype == DType::c128) return op != ReduceOp::min && op != ReduceOp::max;
+  return true;
+}
+
+}  // namespace lockstep::collective
+#endif

@@ -1,0 +1,34 @@
+// The arithmetic of a reduction: n leaves, joined in the order of the fixed tree, written to one or more outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "lockstep/types.hpp"
+
+namespace lockstep::collective {
+
+struct Reduction {
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;
+  /// By leaf number; nullptr marks an absent leaf, which is skipped. At least one is present.
+  std::span<const std::byte* const> leaves;
+  /// Each gets the whole result. An output may be one of the leaves.
+  std::span<std::byte* const> outputs;
+  std::size_t elements = 0;
+  /// What an average divides by.
+  std::uint64_t divisor = 1;
+};
+
+/// 16-bit types are summed in f32 and rounded once. Averages divide; integer averages are summed in 64 bits and truncate
+/// towards zero. NaN propagates through min and max. For bool, sum and max mean "or", product and min mean "and".
+void reduce(const Reduction& reduction);
+
+/// False for what has no meaning: the average of bools, min and max of complex numbers, Adasum.
+bool is_defined(DType dtype, ReduceOp op);
+
+/// The instruction set in use, for reports.
+const char* kernel_target();
+
+}  // namespace lockstep::collective

@@ -1,0 +1,62 @@
+#include "engine/connect.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "heap/segment.hpp"
+#include "lockstep/version.hpp"
+#include "rendezvous/local_meeting.hpp"
+#include "transport/memory/memory_transport.hpp"
+#include "transport/shm/shm_transport.hpp"
+
+namespace lockstep::engine {
+namespace {
+
+void check_options(const Options& options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("rank {} of {} makes no sense: ranks go from 0 to size - 1", options.rank, options.size));
+  }
+  if (options.local_size != options.size || options.local_rank != options.rank) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("local rank {} of {} in a world of {}: all ranks must be on one host in this version", options.local_rank,
+                            options.local_size, options.size));
+  }
+}
+
+// Address space, not memory: pages come when they are touched. All of the machine's memory fits into each rank's part.
+std::size_t default_heap_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+std::uint32_t next_epoch() {
+  static std::atomic<std::uint32_t> engines{0};
+  return engines++;
+}
+
+}  // namespace
+
+std::shared_ptr<Core> connect(Options options) {
+  check_options(options);
+  if (options.size == 1) return std::make_shared<Core>(options, std::move(transport::make_memory_world(1).front()));
+
+  if (!options.epoch) options.epoch = next_epoch();
+  const std::size_t heap_bytes = options.heap_bytes != 0 ? options.heap_bytes : default_heap_bytes();
+  rendezvous::LocalMeeting meeting({.rank = options.rank,
+                                    .size = options.size,
+                                    .epoch = *options.epoch,
+                                    .job = options.job,
+                                    .secret = options.secret,
+                                    .version = version(),
+                                    .timeout = options.start_timeout},
+                                   [&] { return heap::Segment::create(transport::shm_segment_shape(options.size, heap_bytes)); });
+  auto segment = heap::Segment::attach(meeting.descriptor());
+  auto core = std::make_shared<Core>(options, transport::make_shm_transport(std::move(segment), options.rank));
+  // From here on the shared memory tells who is alive; before, the open connections of the meeting did.
+  meeting.ready();
+  return core;
+}
+
+}  // namespace lockstep::engine

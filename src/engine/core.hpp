@@ -1,0 +1,101 @@
+// The engine behind the public class: submits, matches, advances and ends operations.
+//
+// There is no fixed thread of execution. Whoever waits for an operation drives all of them (`progress`, under one lock);
+// the engine's own thread does it only for operations that nobody waits for. So a blocking call made while nothing else
+// is under way never changes threads.
+#pragma once
+
+#include <condition_variable>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/operation.hpp"
+#include "lockstep/options.hpp"
+#include "negotiation/matcher.hpp"
+#include "transport/transport.hpp"
+
+namespace lockstep::engine {
+
+class Core {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using OperationPtr = std::shared_ptr<Operation>;
+
+  /// Returns when the engine's thread runs and this rank counts as alive.
+  Core(const Options& options, std::unique_ptr<transport::Transport> transport);
+  ~Core();
+
+  const Options& options() const { return options_; }
+  transport::Transport& transport() { return *transport_; }
+
+  /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
+  OperationPtr submit(Request request, bool background);
+
+  /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
+  bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt);
+
+  /// Throws the operation's error if it has failed.
+  static void check(const Operation& operation);
+
+  void begin_step();
+  std::uint64_t end_step();
+
+  void abort(const std::string& reason);
+
+  /// Ends pending operations with an error and leaves the world. Nothing can be submitted afterwards.
+  void stop();
+
+ private:
+  void run();
+  void run_background(std::unique_lock<std::mutex>& lock);
+
+  // All below: REQUIRES mutex_.
+  bool progress();
+  bool take_notices();
+  bool post_queued();
+  void stage(Operation& operation);
+  void begin(const OperationPtr& operation, const negotiation::Gathering& gathering);
+  collective::Call call_for(const Operation& operation, const negotiation::Gathering& gathering);
+  void finish(const OperationPtr& operation);
+  void fail(const OperationPtr& operation, const Error& error);
+  void close(Operation& operation);
+  void look_after_peers();
+  void report_stalls();
+  void end_world(const transport::Verdict& verdict);
+  void refuse_if_unusable() const;
+  void assign_identity(Operation& operation);
+  std::string text_of(const Operation& operation) const;
+
+  const Options options_;
+  const std::unique_ptr<transport::Transport> transport_;
+  const bool crowded_;
+  const unsigned fork_generation_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;  // the engine's thread: something to do, or stop
+  // All below is protected by mutex_.
+  negotiation::Matcher matcher_;
+  std::unordered_map<std::uint64_t, OperationPtr> pending_;  // by id
+  std::vector<OperationPtr> queued_;                         // not yet announced: the log is full
+  std::vector<OperationPtr> running_;                        // everybody has announced them
+  std::unordered_map<std::string, std::uint64_t> name_uses_;
+  std::unordered_map<std::string, Operation*> names_in_flight_;
+  std::uint64_t unnamed_ = 0;
+  std::size_t background_ = 0;  // pending operations that the engine's thread must see to
+  std::optional<Error> ended_;  // why nothing can be submitted any more
+  std::vector<OperationPtr> step_operations_;
+  bool in_step_ = false;
+  std::uint64_t steps_ = 0;
+  Clock::time_point looked_after_{};
+  bool arrived_ = false;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::engine

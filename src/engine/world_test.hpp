@@ -1,0 +1,95 @@
+// A whole world inside one test: ranks are threads, on the memory or on the shm transport.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/core.hpp"
+#include "heap/segment.hpp"
+#include "lockstep/options.hpp"
+#include "transport/memory/memory_transport.hpp"
+#include "transport/shm/shm_transport.hpp"
+
+namespace lockstep::engine {
+
+enum class Over { memory, shm };
+
+inline const char* name_of(Over over) { return over == Over::memory ? "memory" : "shm"; }
+
+inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size, std::size_t arena_bytes = 32 << 20) {
+  if (over == Over::memory) return transport::make_memory_world(size);
+  // One mapping, several threads: so the thread sanitizer sees every access to the shared memory.
+  const Fd fd = heap::Segment::create(transport::shm_segment_shape(size, arena_bytes));
+  auto segment = heap::Segment::attach(fd);
+  std::vector<std::unique_ptr<transport::Transport>> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(transport::make_shm_transport(segment, rank));
+  return ranks;
+}
+
+inline Options world_options(int rank, int size) {
+  Options options;
+  options.rank = options.local_rank = rank;
+  options.size = options.local_size = size;
+  return options;
+}
+
+/// Runs `body(core)` on every rank at once; rethrows the first exception.
+inline void run_world(Over over, int size, const std::function<void(Core&)>& body, const Options& base = {}) {
+  auto transports = make_world(over, size);
+  std::vector<std::unique_ptr<Core>> cores;
+  for (int rank = 0; rank < size; ++rank) {
+    Options options = base;
+    options.rank = options.local_rank = rank;
+    options.size = options.local_size = size;
+    cores.push_back(std::make_unique<Core>(options, std::move(transports[static_cast<std::size_t>(rank)])));
+  }
+  std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < cores.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(*cores[rank]);
+      } catch (...) {
+        failures[rank] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (auto& core : cores) core->stop();
+  for (auto& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+inline TensorView view(void* data, std::size_t elements, const std::string& name = {}, DType dtype = DType::f32) {
+  return {.data = data, .dtype = dtype, .shape = {static_cast<std::int64_t>(elements)}, .name = name};
+}
+
+/// Submits, waits and throws the error, as a blocking call of the public interface does.
+inline void run(Core& core, Request request) {
+  const auto operation = core.submit(std::move(request), false);
+  core.wait(*operation);
+  Core::check(*operation);
+}
+
+inline Request all_reduce(void* data, std::size_t elements, const std::string& name = {}, ReduceOp op = ReduceOp::sum) {
+  return {.kind = collective::Kind::all_reduce, .input = view(data, elements, name), .output = view(data, elements, name), .op = op};
+}
+
+inline Request broadcast(void* data, std::size_t elements, int root, const std::string& name = {}) {
+  return {.kind = collective::Kind::broadcast, .input = view(data, elements, name), .output = view(data, elements, name), .root = root};
+}
+
+inline Request barrier(const std::string& name = {}) {
+  Request request;
+  request.input.name = name;
+  return request;
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,45 @@
+// Hands out blocks of one rank's part of the shared memory. Its books are private to the owner.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace lockstep::heap {
+
+/// Best fit with coalescing. Blocks are 128-byte aligned, large ones page-aligned. Thread-safe.
+class Arena {
+ public:
+  Arena(std::byte* base, std::size_t bytes);
+
+  /// nullptr when no gap is large enough. A request for 0 bytes gets the smallest block.
+  void* allocate(std::size_t bytes);
+
+  /// Throws Error(invalid_argument) for an address that was not handed out, or was given back already.
+  void deallocate(void* block);
+
+  bool contains(const void* address, std::size_t bytes) const {
+    const auto* first = static_cast<const std::byte*>(address);
+    return first >= base_ && first < base_ + bytes_ && bytes <= static_cast<std::size_t>(base_ + bytes_ - first);
+  }
+  std::byte* base() const { return base_; }
+  std::size_t bytes_in_use() const;
+
+ private:
+  void add_gap(std::size_t offset, std::size_t bytes);
+  void remove_gap(std::map<std::size_t, std::size_t>::iterator gap);
+
+  std::byte* base_;
+  std::size_t bytes_;
+  mutable std::mutex mutex_;
+  // All below is protected by mutex_.
+  std::map<std::size_t, std::size_t> gaps_;                       // offset -> bytes
+  std::set<std::pair<std::size_t, std::size_t>> gaps_by_size_;    // (bytes, offset)
+  std::unordered_map<std::size_t, std::size_t> blocks_;           // offset -> bytes
+  std::size_t in_use_ = 0;
+};
+
+}  // namespace lockstep::heap

@@ -1,0 +1,94 @@
+#include "heap/segment.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "lockstep/error.hpp"
+
+namespace lockstep::heap {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x3170'6574'736b'636cULL;
+constexpr std::size_t kPage = 4096;
+
+struct Header {
+  std::uint64_t magic;
+  SegmentShape shape;
+};
+
+std::size_t round_up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+std::size_t liveness_offset() { return round_up(sizeof(Header)); }
+// One word per 128 bytes: polling one rank's word must not disturb another's.
+constexpr std::size_t kLivenessStride = 128;
+static_assert(sizeof(LivenessWord) <= kLivenessStride);
+
+std::size_t control_offset(const SegmentShape& shape) {
+  return liveness_offset() + round_up(shape.ranks * kLivenessStride);
+}
+std::size_t arena_offset(const SegmentShape& shape) {
+  return control_offset(shape) + shape.ranks * round_up(shape.control_bytes);
+}
+std::size_t total_bytes(const SegmentShape& shape) { return arena_offset(shape) + shape.ranks * round_up(shape.arena_bytes); }
+
+std::byte* map(const Fd& fd, std::size_t bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) {
+    throw_errno(fmt::format("map {} MB of shared memory. Likely cause: a limit on address space (ulimit -v). Next step: raise it, or "
+                            "set LOCKSTEP_HEAP_BYTES to less per rank",
+                            bytes >> 20));
+  }
+  return static_cast<std::byte*>(base);
+}
+
+}  // namespace
+
+Fd Segment::create(const SegmentShape& shape) {
+  Fd fd(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_errno("make shared memory");
+  const std::size_t bytes = total_bytes(shape);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_errno(fmt::format("reserve {} MB of shared memory", bytes >> 20));
+  }
+  // A peer that could shrink the file could kill everybody else with SIGBUS.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("seal shared memory");
+  const std::size_t head = control_offset(shape);
+  std::byte* base = map(fd, head);
+  *reinterpret_cast<Header*>(base) = {.magic = kMagic, .shape = shape};
+  for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
+    reinterpret_cast<LivenessWord*>(base + liveness_offset() + rank * kLivenessStride)->initialise();
+  }
+  ::munmap(base, head);
+  return fd;
+}
+
+std::shared_ptr<Segment> Segment::attach(const Fd& fd) {
+  struct stat status {};
+  Header header{};
+  if (::fstat(fd.get(), &status) != 0 || ::pread(fd.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) {
+    throw_errno("read the shared memory of this host");
+  }
+  if (header.magic != kMagic || total_bytes(header.shape) != static_cast<std::size_t>(status.st_size)) {
+    throw Error(ErrorCode::internal, "the shared memory received from rank 0 is not Lockstep's");
+  }
+  const auto bytes = static_cast<std::size_t>(status.st_size);
+  return std::shared_ptr<Segment>(new Segment(map(fd, bytes), bytes, header.shape));
+}
+
+Segment::~Segment() { ::munmap(base_, bytes_); }
+
+LivenessWord& Segment::liveness(int rank) {
+  return *reinterpret_cast<LivenessWord*>(base_ + liveness_offset() + static_cast<std::size_t>(rank) * kLivenessStride);
+}
+
+std::byte* Segment::control(int rank) const {
+  return base_ + control_offset(shape_) + static_cast<std::size_t>(rank) * round_up(shape_.control_bytes);
+}
+
+std::byte* Segment::arena(int rank) const {
+  return base_ + arena_offset(shape_) + static_cast<std::size_t>(rank) * round_up(shape_.arena_bytes);
+}
+
+}  // namespace lockstep::heap

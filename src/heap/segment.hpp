@@ -1,0 +1,50 @@
+// The shared memory of a host: one anonymous memory file, mapped whole by every local rank.
+//
+//     header | liveness words | control block of rank 0, 1, ... | arena of rank 0 | arena of rank 1 | ...
+//
+// It has no name and no path, is sealed against shrinking, and goes away with the last process that maps it. Arenas are
+// sparse: a page costs memory only when it is touched. The descriptor is closed after mapping, so that a forked child
+// holds nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/fd.hpp"
+#include "heap/liveness.hpp"
+
+namespace lockstep::heap {
+
+struct SegmentShape {
+  std::uint32_t ranks = 1;
+  std::size_t control_bytes = 0;  ///< per rank, for the transport
+  std::size_t arena_bytes = 0;    ///< per rank, for tensors
+};
+
+class Segment {
+ public:
+  /// A new memory file of that shape, zeroed, with its liveness words initialised.
+  static Fd create(const SegmentShape& shape);
+
+  /// Maps it. Throws Error(system) when the address space does not suffice.
+  static std::shared_ptr<Segment> attach(const Fd& fd);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  const SegmentShape& shape() const { return shape_; }
+  LivenessWord& liveness(int rank);
+  std::byte* control(int rank) const;
+  std::byte* arena(int rank) const;
+
+ private:
+  Segment(std::byte* base, std::size_t bytes, const SegmentShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
+
+  std::byte* base_;
+  std::size_t bytes_;
+  SegmentShape shape_;
+};
+
+}  // namespace lockstep::heap

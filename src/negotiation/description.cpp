@@ -1,0 +1,141 @@
+#include "negotiation/description.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "base/hash.hpp"
+#include "lockstep/error.hpp"
+
+namespace lockstep::negotiation {
+namespace {
+
+using collective::Kind;
+using transport::NoticeDetail;
+
+// Dimensions from outermost to innermost in memory, four bits each. Throws unless the elements lie without gaps.
+std::uint32_t memory_order(const TensorView& tensor) {
+  const std::size_t n = tensor.shape.size();
+  std::vector<std::size_t> order(n);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  if (!tensor.strides.empty()) {
+    if (tensor.strides.size() != n) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("tensor '{}' has {} dimensions but {} strides", tensor.name, n, tensor.strides.size()));
+    }
+    // Dimensions of extent 1 may have any stride; they keep their place.
+    std::vector<std::size_t> real;
+    for (std::size_t d : order) {
+      if (tensor.shape[d] != 1) real.push_back(d);
+    }
+    std::stable_sort(real.begin(), real.end(), [&](auto a, auto b) { return tensor.strides[a] > tensor.strides[b]; });
+    std::int64_t expected = 1;
+    for (auto d = real.rbegin(); d != real.rend(); ++d) {
+      if (tensor.strides[*d] != expected && tensor.elements() > 0) {
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("tensor '{}' of shape [{}] with strides [{}] has gaps or overlaps in memory. Pass a dense tensor "
+                                "(PyTorch: tensor.contiguous()).",
+                                tensor.name, fmt::join(tensor.shape, ", "), fmt::join(tensor.strides, ", ")));
+      }
+      expected *= tensor.shape[*d];
+    }
+    auto next = real.begin();
+    for (auto& d : order) {
+      if (tensor.shape[d] != 1) d = *next++;
+    }
+  }
+  std::uint32_t code = 0;
+  for (std::size_t i = 0; i < n; ++i) code |= static_cast<std::uint32_t>(order[i]) << (4 * i);
+  return code;
+}
+
+bool is_row_major(const NoticeDetail& detail) {
+  for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(detail.ndim); ++i) {
+    if (((detail.order >> (4 * i)) & 0xF) != i) return false;
+  }
+  return true;
+}
+
+std::string shape_text(const NoticeDetail& detail) {
+  std::string text = fmt::format("[{}]", fmt::join(detail.shape, detail.shape + detail.ndim, ", "));
+  if (!is_row_major(detail)) {
+    std::vector<std::uint32_t> order;
+    for (int i = 0; i < detail.ndim; ++i) order.push_back((detail.order >> (4 * i)) & 0xF);
+    text += fmt::format(" with dimensions in memory order ({})", fmt::join(order, ", "));
+  }
+  return text;
+}
+
+}  // namespace
+
+NoticeDetail describe(Kind kind, const TensorView& tensor, ReduceOp op, int root) {
+  NoticeDetail detail;
+  detail.kind = static_cast<std::int32_t>(kind);
+  const std::size_t name_length = std::min<std::size_t>(tensor.name.size(), NoticeDetail::kNameBytes - 1);
+  std::memcpy(detail.name, tensor.name.data(), name_length);
+  if (kind == Kind::barrier) return detail;
+  if (tensor.shape.size() > NoticeDetail::kMaxDims) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' has {} dimensions; at most {} are supported. Reshape it first.",
+                                                         tensor.name, tensor.shape.size(), NoticeDetail::kMaxDims));
+  }
+  for (std::int64_t extent : tensor.shape) {
+    if (extent < 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("tensor '{}' has a negative extent in [{}]", tensor.name, fmt::join(tensor.shape, ", ")));
+    }
+  }
+  detail.dtype = static_cast<std::int32_t>(tensor.dtype);
+  detail.op = kind == Kind::all_reduce ? static_cast<std::int32_t>(op) : 0;
+  detail.root = root;
+  detail.ndim = static_cast<std::int32_t>(tensor.shape.size());
+  detail.order = memory_order(tensor);
+  std::copy(tensor.shape.begin(), tensor.shape.end(), detail.shape);
+  return detail;
+}
+
+std::uint64_t signature_of(const NoticeDetail& detail) {
+  // Everything before the name, which is not a part of the agreement: it decides who meets whom.
+  Hasher hasher;
+  hasher.add(&detail, offsetof(NoticeDetail, name));
+  return hasher.value();
+}
+
+std::string text_of(const NoticeDetail& detail) {
+  const auto kind = static_cast<Kind>(detail.kind);
+  if (kind == Kind::barrier) return "barrier";
+  std::string text = collective::name_of(kind);
+  if (kind == Kind::all_reduce) text += fmt::format(" ({})", name_of(static_cast<ReduceOp>(detail.op)));
+  text += fmt::format(" of {} {}", name_of(static_cast<DType>(detail.dtype)), shape_text(detail));
+  if (detail.root >= 0) text += fmt::format(" from rank {}", detail.root);
+  if (detail.prescale != 1.0) text += fmt::format(", prescale {}", detail.prescale);
+  if (detail.postscale != 1.0) text += fmt::format(", postscale {}", detail.postscale);
+  return text;
+}
+
+std::string name_text(const std::string& name, std::uint64_t order) {
+  return name.empty() ? fmt::format("number {} (no name)", order) : fmt::format("'{}'", name);
+}
+
+std::string disagreement_text(const std::string& name, std::span<const Statement> statements) {
+  std::vector<std::pair<std::string, std::vector<int>>> versions;
+  for (const Statement& statement : statements) {
+    const std::string text = text_of(*statement.detail);
+    auto same = std::find_if(versions.begin(), versions.end(), [&](const auto& version) { return version.first == text; });
+    if (same == versions.end()) same = versions.insert(versions.end(), {text, {}});
+    same->second.push_back(statement.rank);
+  }
+  std::string text = fmt::format("ranks disagree about operation {}:", name);
+  for (const auto& [version, ranks] : versions) {
+    text += fmt::format(" {} {}: {};", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), version);
+  }
+  text.back() = '.';
+  return text + " Likely cause: the ranks run different code or see differently shaped data. Every rank must submit the same operation "
+                "with the same shape, type and options under one name.";
+}
+
+}  // namespace lockstep::negotiation

@@ -1,0 +1,58 @@
+// What a rank tells all others about an operation that it has submitted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep::transport {
+
+/// Where a tensor lies: an offset into its owner's arena. Peers on the same host can read and write it there.
+using Place = std::uint64_t;
+inline constexpr Place kNowhere = ~Place{0};
+
+inline constexpr std::size_t kInlineBytes = 80;
+
+/// The part that every peer reads: with the transport's stamp it fills two cache lines.
+struct NoticeHead {
+  std::uint64_t id = 0;         ///< which operation: group, name and how often the name was used
+  std::uint64_t signature = 0;  ///< hash of all that ranks must agree on
+  Place input = kNowhere;
+  Place output = kNowhere;
+  std::uint32_t group = 0;
+  std::uint32_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
+  std::byte inline_data[kInlineBytes] = {};  ///< a tiny tensor travels with its notice
+};
+static_assert(sizeof(NoticeHead) == 120);
+
+/// The part that is read only when ranks disagree, or when results depend on each rank's shape.
+struct NoticeDetail {
+  static constexpr int kMaxDims = 8;
+  static constexpr int kNameBytes = 96;
+
+  std::int32_t kind = 0;
+  std::int32_t dtype = 0;
+  std::int32_t op = 0;
+  std::int32_t root = -1;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::int32_t ndim = 0;
+  std::uint32_t order = 0;  ///< how the dimensions lie in memory, outermost first, four bits each
+  std::int64_t shape[kMaxDims] = {};
+  char name[kNameBytes] = {};
+};
+
+struct Notice {
+  NoticeHead head;
+  NoticeDetail detail;
+};
+
+/// A peer's notice, readable until it is released.
+struct NoticeRef {
+  const NoticeHead* head = nullptr;
+  const NoticeDetail* detail = nullptr;
+  std::uint64_t position = 0;
+
+  explicit operator bool() const { return head != nullptr; }
+};
+
+}  // namespace lockstep::transport

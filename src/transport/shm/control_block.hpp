@@ -1,0 +1,83 @@
+// What each rank keeps in shared memory beside its arena: its bell, its notices, and how far it has read the others'.
+//
+// Every word has one writer, its owner, unless it says otherwise. Things that are polled sit on lines of their own.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/notice.hpp"
+
+namespace lockstep::transport::shm {
+
+inline constexpr std::size_t kLine = 128;  // two cache lines: neighbours are fetched together
+
+struct alignas(kLine) Slot {
+  std::atomic<std::uint64_t> stamp;  // position + 1 once the rest is valid
+  NoticeHead head;
+};
+static_assert(sizeof(Slot) == kLine);
+
+/// Written by all ranks that take part in the operation.
+struct alignas(kLine) Scratch {
+  std::atomic<std::uint32_t> words[16];
+};
+
+/// In rank 0's block; claimed by the first rank that has something to say.
+struct alignas(kLine) VerdictRecord {
+  std::atomic<std::uint32_t> state;  // 0: none; (rank + 1) * 2: being written by rank; 1: valid
+  std::int32_t code;
+  std::int32_t rank;
+  char text[2036];
+};
+
+struct ControlHead {
+  alignas(kLine) std::atomic<std::uint32_t> bell;  // anybody adds one; sleepers wait for the change
+  std::atomic<std::uint32_t> sleepers;
+  alignas(kLine) std::atomic<std::uint32_t> accessing;  // 1 while this rank touches its peers' memory
+  VerdictRecord verdict;
+};
+
+/// Notices that a rank can have under way. A tiny world gets a deep log, a large one a shallower, so that the control
+/// blocks of a host stay below 100 MB.
+inline std::uint64_t log_depth(int ranks) {
+  return std::clamp<std::uint64_t>(std::uint64_t{65536} / static_cast<std::uint64_t>(ranks), 512, 4096);
+}
+
+/// The layout of one rank's block, given how many ranks there are.
+class ControlBlock {
+ public:
+  ControlBlock(std::byte* base, int ranks) : base_(base), ranks_(ranks), depth_(log_depth(ranks)) {}
+
+  static std::size_t bytes(int ranks) { return ControlBlock(nullptr, ranks).details_offset() + log_depth(ranks) * sizeof(NoticeDetail); }
+
+  ControlHead& head() const { return *at<ControlHead>(0); }
+  /// How many of `peer`'s notices the owner has released.
+  std::atomic<std::uint64_t>& released(int peer) const {
+    return *at<std::atomic<std::uint64_t>>(sizeof(ControlHead) + static_cast<std::size_t>(peer) * sizeof(std::uint64_t));
+  }
+  Slot& slot(std::uint64_t position) const { return at<Slot>(slots_offset())[position % depth_]; }
+  Scratch& scratch(std::uint64_t position) const { return at<Scratch>(scratch_offset())[position % depth_]; }
+  NoticeDetail& detail(std::uint64_t position) const { return at<NoticeDetail>(details_offset())[position % depth_]; }
+  std::uint64_t depth() const { return depth_; }
+
+ private:
+  template <class T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+  std::size_t slots_offset() const {
+    const std::size_t end = sizeof(ControlHead) + static_cast<std::size_t>(ranks_) * sizeof(std::uint64_t);
+    return (end + kLine - 1) / kLine * kLine;
+  }
+  std::size_t scratch_offset() const { return slots_offset() + depth_ * sizeof(Slot); }
+  std::size_t details_offset() const { return scratch_offset() + depth_ * sizeof(Scratch); }
+
+  std::byte* base_;
+  int ranks_;
+  std::uint64_t depth_;
+};
+
+}  // namespace lockstep::transport::shm

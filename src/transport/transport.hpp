@@ -1,0 +1,117 @@
+// How ranks reach each other. One of the two extension points: a new way to move bytes is a folder with one class.
+//
+// Every transport carries notices (short, ordered, to everybody) and knows the health of its peers. Beyond that it offers
+// SharedMemory, when ranks can address each other's memory and collectives work in place, or Messages, bytes sent from
+// one rank to another.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/error.hpp"
+#include "transport/notice.hpp"
+
+namespace lockstep::transport {
+
+enum class Health {
+  alive,
+  left,     ///< stopped its engine in good order
+  dead,     ///< its process is gone
+  stopped,  ///< its process does not run (SIGSTOP), though the rest of the job does
+};
+
+/// Why the world has ended. The first verdict wins, and every rank sees the same one.
+struct Verdict {
+  ErrorCode code = ErrorCode::internal;
+  int rank = -1;  ///< the rank to blame, or -1
+  std::string text;
+};
+
+/// Direct access to what lies in the arenas of all ranks.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+
+  virtual std::byte* at(int owner, Place place) = 0;
+
+  /// kNowhere unless all of it lies in this rank's arena.
+  virtual Place place_of(const void* address, std::size_t bytes) = 0;
+
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* block) = 0;
+
+  /// Sixteen words that belong to `owner`'s notice at `position`, zero when it was posted. All ranks may use them.
+  virtual std::atomic<std::uint32_t>* scratch(int owner, std::uint64_t position) = 0;
+
+  /// Brackets any access to a peer's memory. False: the world has ended, hands off.
+  virtual bool begin_access() = 0;
+  virtual void end_access() = 0;
+};
+
+/// Bytes from one rank to another.
+class Messages {
+ public:
+  virtual ~Messages() = default;
+
+  /// The peer receives it under the same (operation, part). The data is copied or gone on return.
+  virtual void send(int peer, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) = 0;
+
+  /// Fills `data` if the message has arrived. Throws Error(internal) when its size is another.
+  virtual bool receive(int peer, std::uint64_t operation, std::uint32_t part, std::span<std::byte> data) = 0;
+};
+
+/// Threads: `post`, `next`, `release` and all of Messages are called under one lock of the engine; the rest from anywhere.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// Appends to this rank's notices; all others will read them in this order. Returns its position, or nullopt when
+  /// peers have not yet released enough of the earlier ones: try again later.
+  virtual std::optional<std::uint64_t> post(const Notice& notice) = 0;
+
+  /// The next unread notice of a peer, if there is one.
+  virtual NoticeRef next(int peer) = 0;
+
+  /// This rank is done with a peer's notice, and with the operation that it announced.
+  virtual void release(int peer, std::uint64_t position) = 0;
+
+  /// What this transport can do; nullptr when it cannot. At least one of the two is there.
+  virtual SharedMemory* shared() { return nullptr; }
+  virtual Messages* messages() { return nullptr; }
+
+  /// Sleeps until somebody rings, at most `limit`, unless `work_appeared()`, called once after this rank can be rung.
+  virtual void sleep(std::chrono::nanoseconds limit, const std::function<bool()>& work_appeared) = 0;
+
+  /// Wakes whoever sleeps on that rank's bell; cheap when nobody does. `ring_everybody` includes this rank.
+  virtual void ring(int rank) = 0;
+  virtual void ring_everybody() = 0;
+
+  virtual Health health(int peer) = 0;
+
+  /// Process id of a peer, for messages; 0 when it has none of its own.
+  virtual long process_of(int peer) const = 0;
+
+  /// Ends the world for everybody, unless that has happened already; wakes everybody.
+  virtual void pronounce(const Verdict& verdict) = 0;
+  virtual std::optional<Verdict> verdict() const = 0;
+
+  /// After a verdict: returns when no living peer touches this rank's memory any more.
+  virtual void quiesce() = 0;
+
+  /// Declares this rank alive, and gone in good order; both called by the engine's own thread.
+  virtual void arrive() = 0;
+  virtual void leave() = 0;
+};
+
+}  // namespace lockstep::transport

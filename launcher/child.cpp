@@ -20,7 +20,7 @@ struct Pipe {
 
 Pipe make_pipe() {
   int ends[2];
-  checked(::pipe2(ends, O_CLOEXEC), "pipe2");
+  checked(::pipe2(ends, O_CLOEXEC), "pipe2 (are too many files open? see ulimit -n)");
   Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
   checked(::fcntl(pipe.read.get(), F_SETFL, O_NONBLOCK), "fcntl");
   return pipe;

@@ -2,13 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,9 +13,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "child.hpp"
@@ -49,6 +48,9 @@ constexpr milliseconds kAwaitLostRank{1500};
 // Longer still for a process that is already on its way out: freeing its memory takes the kernel 33 ms per GB.
 constexpr milliseconds kAwaitExiting{5000};
 constexpr milliseconds kRecheck{20};
+// A signal that comes again so soon has come from the same event: `timeout` sends its SIGTERM twice, a closed terminal
+// its SIGHUP. A person is slower.
+constexpr milliseconds kSameEvent{100};
 // What is left over after a job that went well is asked to go before it is killed.
 constexpr milliseconds kLeftoverPatience{500};
 // A process that survives SIGKILL this long hangs in the kernel.
@@ -134,6 +136,7 @@ class Job {
   bool abandoned_ = false;
   std::optional<RankOutcome> cause_;
   int interrupted_by_ = 0;
+  Clock::time_point interrupted_at_{};
   bool output_closed_ = false;
 };
 
@@ -199,10 +202,13 @@ void Job::start_ranks() {
   const int first_input = ::isatty(STDIN_FILENO) == 1 ? null.get() : STDIN_FILENO;
 
   for (int number = 0; number < options_.processes; ++number) {
-    const auto index = static_cast<std::size_t>(number);
+    ranks_.push_back(std::make_unique<Rank>(number, screens_));
+    if (!options_.output_directory.empty()) ranks_.back()->keep_copies(copies_folder(number));
+  }
+  for (std::size_t index = 0; index < ranks_.size(); ++index) {
+    Rank& rank = *ranks_[index];
+    const int number = rank.number();
     const auto environment = rank_environment(inherited, job, place_on_one_machine(number, options_.processes));
-    Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>(number, screens_));
-    if (!options_.output_directory.empty()) rank.keep_copies(copies_folder(number));
     rank.start({.program = program_,
                 .environment = environment,
                 .standard_input = number == 0 ? first_input : null.get(),
@@ -430,15 +436,19 @@ void Job::signal_ranks(int number) const {
 void Job::interrupt(int number) {
   if (phase_ == Phase::stopping) {
     // The second time, or impatience with a job that is ending anyway.
-    begin_stop({{SIGKILL, kKillPatience}});
+    const bool same_event = number == interrupted_by_ && Clock::now() - interrupted_at_ < kSameEvent;
+    if (!same_event) begin_stop({{SIGKILL, kKillPatience}});
     return;
   }
   interrupted_by_ = number;
+  interrupted_at_ = Clock::now();
   std::vector<StopStep> steps = {{number, options_.shutdown_timeout}};
   if (number != SIGTERM) steps.push_back({SIGTERM, options_.shutdown_timeout});
   steps.push_back({SIGKILL, kKillPatience});
   note(fmt::format("{}: stopping the ranks; once more kills them", signal_name(number)));
   begin_stop(std::move(steps));
+  // Whoever ends a job may signal all of its processes, and ranks may be faster than we are.
+  if (cause_ && cause_->state == RankState::killed && cause_->code == number) cause_.reset();
 }
 
 void Job::end_leftovers() {

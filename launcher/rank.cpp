@@ -1,6 +1,8 @@
 #include "rank.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +11,9 @@
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
+#include <system_error>
+
+#include "run_options.hpp"
 
 namespace lockstep::launcher {
 
@@ -17,10 +22,10 @@ namespace {
 // How much is read after a rank's end. Its pipes hold no more than this, but what it left behind may go on writing.
 constexpr int kMostBuffersAfterEnd = 16;
 
-UniqueFd create_file(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) throw_errno("cannot write " + path.string());
-  return UniqueFd(fd);
+UniqueFd create_file(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) throw UsageError(fmt::format("--output: cannot write {}: {}", path, ::strerror(errno)));
+  return fd;
 }
 
 }  // namespace
@@ -31,9 +36,11 @@ Rank::Rank(int number, Screens& screens)
 }
 
 void Rank::keep_copies(const std::string& folder) {
-  std::filesystem::create_directories(folder);
-  output_.copy_to(create_file(std::filesystem::path(folder) / "stdout"));
-  error_.copy_to(create_file(std::filesystem::path(folder) / "stderr"));
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw UsageError(fmt::format("--output: cannot make the folder {}: {}", folder, error.message()));
+  output_.copy_to(create_file(folder + "/stdout"));
+  error_.copy_to(create_file(folder + "/stderr"));
 }
 
 void Rank::start(const ChildSettings& settings) {

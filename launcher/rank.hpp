@@ -18,7 +18,7 @@ class Rank {
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  /// Keeps exact copies of both streams in `folder`, which is made. Throws when that is not possible.
+  /// Keeps exact copies of both streams in `folder`, which is made. Throws UsageError when that is not possible.
   void keep_copies(const std::string& folder);
 
   void start(const ChildSettings& settings);

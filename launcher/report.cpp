@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <string.h>
 
+#include <algorithm>
 #include <csignal>
 
 namespace lockstep::launcher {
@@ -82,6 +83,11 @@ std::string next_step(const FailureReport& report) {
   return "see its last lines above; --output DIR keeps all that each rank writes";
 }
 
+bool others_were_stopped(const FailureReport& report) {
+  return std::any_of(report.all.begin(), report.all.end(),
+                     [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
+}
+
 }  // namespace
 
 std::string signal_name(int signal_number) {
@@ -96,7 +102,7 @@ std::vector<std::string> describe(const FailureReport& report) {
     for (const std::string& line : report.last_words) lines.push_back("    " + line);
   }
   lines.push_back(fmt::format("lockstep: root cause: {}{}", what_happened(report),
-                              report.all.size() > 1 ? "; the other ranks were stopped because of it" : ""));
+                              others_were_stopped(report) ? "; the other ranks were stopped because of it" : ""));
   lines.push_back("lockstep: next step: " + next_step(report));
   return lines;
 }

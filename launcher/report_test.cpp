@@ -46,10 +46,17 @@ TEST(Report, shows_the_last_words_just_above) {
 
 TEST(Report, a_kill_that_we_did_not_send_hints_at_memory) {
   FailureReport report = failure(RankState::killed, SIGKILL);
-  EXPECT_TRUE(contains(text_of(report), "killed by SIGKILL (9);"));
+  EXPECT_TRUE(contains(text_of(report), "killed by SIGKILL (9)\n"));
   EXPECT_TRUE(contains(text_of(report), "Likely out of memory"));
   report.memory = MemoryEvidence::control_group;
   EXPECT_TRUE(contains(text_of(report), "killed by SIGKILL (9): out of memory"));
+}
+
+TEST(Report, ranks_that_were_stopped_because_of_it_are_mentioned) {
+  FailureReport report = failure(RankState::exited, 3);
+  EXPECT_FALSE(contains(text_of(report), "other ranks"));
+  report.all[0].told_to_end = true;
+  EXPECT_TRUE(contains(text_of(report), "exited with code 3; the other ranks were stopped because of it\n"));
 }
 
 TEST(Report, a_program_that_cannot_be_executed) {

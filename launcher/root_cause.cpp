@@ -10,6 +10,11 @@ namespace {
 /// A process aborts itself, or writes to a peer that is gone: that is its own reaction, like an exit code.
 bool is_reaction(int signal_number) { return signal_number == SIGABRT || signal_number == SIGPIPE; }
 
+/// Signals with which whole jobs are ended. The launcher's own may still be on its way.
+bool ends_jobs(int signal_number) {
+  return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP;
+}
+
 bool is_reported_lost(int rank, const std::vector<RankOutcome>& outcomes) {
   for (const RankOutcome& other : outcomes) {
     if (other.rank != rank && has_failed(other) && other.lost_ranks.count(rank) != 0) return true;
@@ -54,7 +59,8 @@ bool has_failed(const RankOutcome& outcome) {
 }
 
 bool is_certain_cause(const RankOutcome& outcome) {
-  return has_failed(outcome) && outcome.lost_ranks.empty() && strength(outcome) <= 1;
+  if (!has_failed(outcome) || !outcome.lost_ranks.empty() || strength(outcome) > 1) return false;
+  return outcome.state == RankState::not_started || !ends_jobs(outcome.code);
 }
 
 std::optional<std::size_t> choose_root_cause(const std::vector<RankOutcome>& outcomes) {

@@ -95,6 +95,8 @@ TEST(RootCause, only_a_death_from_outside_is_certain) {
   outcome.lost_ranks = {1};
   EXPECT_FALSE(is_certain_cause(outcome));
   outcome.lost_ranks.clear();
+  outcome.code = SIGTERM;
+  EXPECT_FALSE(is_certain_cause(outcome));
   outcome.code = SIGABRT;
   EXPECT_FALSE(is_certain_cause(outcome));
   outcome.state = RankState::exited;

@@ -42,6 +42,7 @@ def test_help(start):
         (["run", "-np", "2", "./no/such/file"], ["./no/such/file", "no such file"]),
         (["run", "-np", "2", "/etc/passwd"], ["/etc/passwd", "chmod +x"]),
         (["run", "-np", "2", "/etc"], ["/etc", "folder"]),
+        (["run", "-np", "2", "--output", "/etc/passwd/x", "true"], ["--output", "/etc/passwd/x"]),
     ],
 )
 def test_a_mistake_is_named_within_two_seconds(start, arguments, words):

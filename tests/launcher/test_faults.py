@@ -228,11 +228,37 @@ def test_ctrl_c_twice_ends_it_at_once(start, script):
     job.pids("started", 2)
     job.send(signal.SIGINT)
     wait_until(lambda: "once more kills them" in job.stderr, PATIENCE, "the first signal was taken")
+    time.sleep(0.2)  # two keys pressed; what comes faster counts as one
     began = time.monotonic()
     job.send(signal.SIGINT)
     assert job.wait() == 130
     assert time.monotonic() - began < 1
     assert job.left_over() == []
+
+
+def test_a_signal_sent_twice_by_one_event_counts_once(start, script):
+    program = script(
+        "import os, signal, sys, time\n"
+        "def stop(*_): time.sleep(0.3); print('saved'); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print('started', os.getpid()); time.sleep(1000)"
+    )
+    job = start("run", "-np", 2, *program)
+    job.pids("started", 2)
+    job.send(signal.SIGTERM)
+    wait_until(lambda: "once more kills them" in job.stderr, PATIENCE, "the first signal was taken")
+    job.send(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.stdout.count("saved") == 2
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_all_processes_is_no_failure(start, script, number, code):
+    job = start("run", "-np", 3, *script(WAIT))
+    for pid in [*job.pids("started", 3).values(), job.pid]:
+        os.kill(pid, number)
+    assert job.wait() == code
+    assert "root cause" not in job.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])

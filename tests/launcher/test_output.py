@@ -47,7 +47,9 @@ def test_no_line_is_lost_torn_or_out_of_order(run, script):
 
 def test_both_streams_in_one_slow_pipe(script):
     reader = subprocess.Popen(
-        [find_program(), "run", "-q", "-np", str(RANKS), *script(TALK)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [find_program(), "run", "-q", "-np", str(RANKS), *script(TALK)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     chunks = []
     while chunk := os.read(reader.stdout.fileno(), 4096):
@@ -103,8 +105,11 @@ def test_a_reader_that_goes_away_ends_the_job():
     job.stderr.close()
 
 
-def on_a_terminal(arguments, **environment):
-    """Runs the program with a terminal as its three standard descriptors; returns all that it showed, and its code."""
+def on_a_terminal(arguments, on_shown=lambda text: None, **environment):
+    """Runs the program with a terminal as its three standard descriptors; returns all that it showed, and its code.
+
+    `on_shown` is called with all that has been shown so far, each time it grows.
+    """
     ours, theirs = pty.openpty()
     names = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
     job = subprocess.Popen(
@@ -119,6 +124,7 @@ def on_a_terminal(arguments, **environment):
             shown += os.read(ours, 65536)
         except OSError:  # the other side was closed
             break
+        on_shown(shown)
     os.close(ours)
     return shown.decode().replace("\r\n", "\n"), job.wait(PATIENCE)
 
@@ -136,8 +142,12 @@ def test_no_color_is_respected():
     assert sorted(text.splitlines()) == ["[0] hi", "[1] hi"]
 
 
-def test_a_progress_bar_is_drawn_in_place():
-    text, code = on_a_terminal(["-np", "1", "sh", "-c", r"printf '\r 50%%'; sleep 0.2; printf '\r100%%\n'"], NO_COLOR="1")
+def test_a_progress_bar_is_drawn_in_place(tmp_path):
+    seen = tmp_path / "seen"
+    bar = rf"printf '\r 50%%'; until test -e {seen}; do sleep 0.01; done; printf '\r100%%\n'"
+    text, code = on_a_terminal(
+        ["-np", "1", "sh", "-c", bar], on_shown=lambda text: b"50%" in text and seen.touch(), NO_COLOR="1"
+    )
     assert code == 0
     assert text == "\r\x1b[K[0]  50%\r\x1b[K[0] 100%\n"
 

@@ -311,7 +311,7 @@ def test_a_killed_launcher_leaves_nothing_of_a_paused_job(start, script):
     pids = job.pids("started", 2)
     job.send(signal.SIGTSTP)
     wait_until(lambda: process_state(job.pid) == "T", PATIENCE, "the launcher is stopped")
-    assert {process_state(pid) for pid in pids.values()} == {"T"}
+    wait_until(lambda: {process_state(pid) for pid in pids.values()} == {"T"}, PATIENCE, "the ranks are stopped")
     job.send(signal.SIGKILL)
     wait_until(lambda: job.left_over() == [], 2, "0 processes left")
 

@@ -40,7 +40,7 @@ class DirectAllReduce final : public Algorithm {
       shared_.end_access();
       if (chunk >= chunks_) break;
       // The last chunk completes it for everybody: those who sleep must hear of it.
-      if (done().fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_) call_.transport->ring_everybody();
+      if (done().fetch_add(1, std::memory_order_seq_cst) + 1 == chunks_) call_.transport->ring_everybody();
     }
     return done().load(std::memory_order_acquire) == chunks_;
   }

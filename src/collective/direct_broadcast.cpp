@@ -26,7 +26,7 @@ class DirectBroadcast final : public Algorithm {
       std::memcpy(call_.output + copied_, from + copied_, std::min(kPiece, call_.bytes() - copied_));
       shared_.end_access();
     }
-    if (done_->fetch_add(1, std::memory_order_acq_rel) + 1 == others) call_.transport->ring_everybody();
+    if (done_->fetch_add(1, std::memory_order_seq_cst) + 1 == others) call_.transport->ring_everybody();
     return true;
   }
 

@@ -160,18 +160,18 @@ void Core::stage(Operation& operation) {
 }
 
 bool Core::post_queued() {
-  std::size_t posted = 0;
-  for (; posted < queued_.size(); ++posted) {
-    const OperationPtr& operation = queued_[posted];
+  bool any = false;
+  while (!queued_.empty()) {
+    const OperationPtr operation = queued_.front();
     const auto position = transport_->post(operation->notice);
     if (!position) break;
-    operation->posted = true;
+    queued_.pop_front();
+    any = true;
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     const auto& gathering = matcher_.arrive(transport_->rank(), own);
     if (gathering.complete()) begin(operation, gathering);
   }
-  queued_.erase(queued_.begin(), queued_.begin() + static_cast<std::ptrdiff_t>(posted));
-  return posted > 0;
+  return any;
 }
 
 // --- matching and advancing
@@ -183,7 +183,7 @@ bool Core::take_notices() {
     while (const NoticeRef notice = transport_->next(peer)) {
       any = true;
       const auto& gathering = matcher_.arrive(peer, notice);
-      if (gathering.complete()) begin(pending_.at(notice.head->id), gathering);
+      if (gathering.complete()) begin(OperationPtr(pending_.at(notice.head->id)), gathering);
     }
   }
   return any;

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -60,6 +61,7 @@ class Core {
   bool take_notices();
   bool post_queued();
   void stage(Operation& operation);
+  // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void begin(const OperationPtr& operation, const negotiation::Gathering& gathering);
   collective::Call call_for(const Operation& operation, const negotiation::Gathering& gathering);
   void finish(const OperationPtr& operation);
@@ -82,7 +84,7 @@ class Core {
   // All below is protected by mutex_.
   negotiation::Matcher matcher_;
   std::unordered_map<std::uint64_t, OperationPtr> pending_;  // by id
-  std::vector<OperationPtr> queued_;                         // not yet announced: the log is full
+  std::deque<OperationPtr> queued_;                          // not yet announced: the log is full
   std::vector<OperationPtr> running_;                        // everybody has announced them
   std::unordered_map<std::string, std::uint64_t> name_uses_;
   std::unordered_map<std::string, Operation*> names_in_flight_;

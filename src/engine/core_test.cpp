@@ -131,7 +131,9 @@ TEST_P(EveryWorld, ABarrierEndsWhileANamedOperationIsPending) {
     Core::OperationPtr early;
     if (core.options().rank == 0) early = core.submit(all_reduce(values.data(), values.size(), "late"), true);
     run(core, barrier());
-    if (core.options().rank == 0) EXPECT_FALSE(early->ended());
+    if (core.options().rank == 0) {
+      EXPECT_FALSE(early->ended());
+    }
     run(core, barrier());  // the others join in only after rank 0 has looked
     if (core.options().rank != 0) {
       early = core.submit(all_reduce(values.data(), values.size(), "late"), true);

@@ -34,7 +34,6 @@ class Operation {
   std::uint64_t order = 0;       ///< among the operations without a name
   bool background = false;       ///< nobody may be waiting: the engine's thread sees to it
   transport::Notice notice;      ///< what this rank announces
-  bool posted = false;
   std::byte* staged = nullptr;   ///< the tensor's copy in shared memory, when it does not live there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};

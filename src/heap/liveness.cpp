@@ -27,7 +27,7 @@ void LivenessWord::hold(pid_t pid) {
 }
 
 void LivenessWord::leave() {
-  state_.store(Life::left, std::memory_order_release);
+  state_.store(Life::left, std::memory_order_seq_cst);
   pthread_mutex_unlock(&mutex_);
 }
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "base/log.hpp"
@@ -259,7 +260,7 @@ class LocalMeeting::Listener {
     if (got < 0) return Clock::now() - stranger.since < kProofLimit;
     const Hello& hello = stranger.hello;
     if (got != static_cast<ssize_t>(sizeof hello) || !equal(hello.proof, caller_proof(key_, stranger.challenge, hello))) {
-      log::warn(0, "a process of this user connected without this job's secret and was refused");
+      report_refusal();
       return false;
     }
     // From here on it is one of us: mistakes are answered, not ignored.
@@ -278,12 +279,21 @@ class LocalMeeting::Listener {
     return false;
   }
 
+  // One line a minute, however many knock.
+  void report_refusal() {
+    const auto now = Clock::now();
+    if (reported_ && now - *reported_ < std::chrono::minutes(1)) return;
+    reported_ = now;
+    log::warn(0, "a process of this user connected without this job's secret and was refused");
+  }
+
   const Hello& hello_of(std::uint32_t rank) const { return callers_.at(rank).hello; }
 
   const MeetingOptions& options_;
   Clock::time_point deadline_;
   Digest key_;
   Fd socket_;
+  std::optional<Clock::time_point> reported_;
   std::vector<Connection> strangers_;
   std::map<std::uint32_t, Connection> callers_;
 };

@@ -93,7 +93,8 @@ class Transport {
   /// Sleeps until somebody rings, at most `limit`, unless `work_appeared()`, called once after this rank can be rung.
   virtual void sleep(std::chrono::nanoseconds limit, const std::function<bool()>& work_appeared) = 0;
 
-  /// Wakes whoever sleeps on that rank's bell; cheap when nobody does. `ring_everybody` includes this rank.
+  /// Wakes whoever sleeps on that rank's bell; cheap when nobody does. What it is to see must have been written with
+  /// sequential consistency, or it may sleep on until its limit. `ring_everybody` includes this rank.
   virtual void ring(int rank) = 0;
   virtual void ring_everybody() = 0;
 

@@ -100,7 +100,6 @@ class ShmTransport final : public Transport, private SharedMemory {
   }
 
   void ring_everybody() override {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int rank = 0; rank < size_; ++rank) ring(rank);
   }
 

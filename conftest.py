@@ -1,0 +1,26 @@
+"""Settings of pytest for the whole repository."""
+
+import os
+
+import pytest
+
+REQUIRE_ALL = os.environ.get("LOCKSTEP_REQUIRE_ALL") == "1"
+
+
+def _refuse_skip(report):
+    """Turns a skip into a failure where everything must run: there, a missing part is a broken set-up."""
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"LOCKSTEP_REQUIRE_ALL=1 allows no skipped test. {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    return _refuse_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector):
+    return _refuse_skip((yield))

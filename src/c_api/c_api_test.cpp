@@ -1,0 +1,120 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/lockstep.h"
+#include "lockstep/version.hpp"
+
+namespace {
+
+ls_options world_of(int size, int rank, uint32_t epoch) {
+  static const std::string secret(32, 'c');
+  ls_options options{};
+  options.struct_size = sizeof options;
+  EXPECT_EQ(ls_options_from_environment(&options), LS_OK);
+  options.size = options.local_size = size;
+  options.rank = options.local_rank = rank;
+  options.job = "c-api-test";
+  options.secret = secret.data();
+  options.secret_bytes = secret.size();
+  options.epoch = epoch;
+  options.heap_bytes = 1 << 20;
+  return options;
+}
+
+ls_tensor tensor_of(float* data, const int64_t* shape, const char* name) {
+  ls_tensor tensor{};
+  tensor.struct_size = sizeof tensor;
+  tensor.data = data;
+  tensor.dtype = LS_F32;
+  tensor.ndim = 1;
+  tensor.shape = shape;
+  tensor.name = name;
+  return tensor;
+}
+
+TEST(CApi, TwoRanksReduceBroadcastAndStep) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([rank] {
+      const ls_options options = world_of(2, rank, 1);
+      ls_engine* engine = nullptr;
+      ASSERT_EQ(ls_engine_start(&options, &engine), LS_OK) << ls_last_error();
+      EXPECT_EQ(ls_engine_rank(engine), rank);
+      EXPECT_EQ(ls_engine_size(engine), 2);
+      EXPECT_EQ(ls_engine_local_rank(engine), rank);
+      EXPECT_EQ(ls_engine_local_size(engine), 2);
+
+      const int64_t shape[1] = {100};
+      auto* values = static_cast<float*>(ls_allocate(engine, 100 * sizeof(float)));
+      ASSERT_NE(values, nullptr);
+      for (int i = 0; i < 100; ++i) values[i] = static_cast<float>(rank + 1);
+      const ls_tensor tensor = tensor_of(values, shape, "t");
+      ls_reduce_options average{sizeof(ls_reduce_options), LS_AVERAGE};
+      EXPECT_EQ(ls_begin_step(engine), LS_OK);
+      ls_work* work = nullptr;
+      ASSERT_EQ(ls_all_reduce(engine, &tensor, &tensor, &average, &work), LS_OK) << ls_last_error();
+      EXPECT_EQ(ls_work_wait(work, -1), LS_OK);
+      int done = 0;
+      EXPECT_EQ(ls_work_poll(work, &done), LS_OK);
+      EXPECT_EQ(done, 1);
+      ls_work_free(work);
+      uint64_t steps = 0;
+      EXPECT_EQ(ls_end_step(engine, &steps), LS_OK);
+      EXPECT_EQ(steps, 1U);
+      EXPECT_EQ(values[99], 1.5F);
+
+      values[0] = static_cast<float>(10 + rank);
+      EXPECT_EQ(ls_broadcast(engine, &tensor, 1, nullptr), LS_OK);
+      EXPECT_EQ(values[0], 11.0F);
+      EXPECT_EQ(ls_barrier(engine, "end", nullptr), LS_OK);
+      EXPECT_EQ(ls_deallocate(engine, values), LS_OK);
+      EXPECT_EQ(ls_deallocate(engine, values), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_engine_stop(engine), LS_OK);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
+TEST(CApi, MistakesComeBackAsStatusAndText) {
+  EXPECT_STREQ(ls_version(), lockstep::version());
+  EXPECT_EQ(ls_engine_stop(nullptr), LS_INVALID_ARGUMENT);
+  EXPECT_STRNE(ls_last_error(), "");
+  EXPECT_EQ(ls_engine_start(nullptr, nullptr), LS_INVALID_ARGUMENT);
+  EXPECT_EQ(ls_engine_rank(nullptr), -1);
+  EXPECT_EQ(ls_work_wait(nullptr, 0), LS_INVALID_ARGUMENT);
+  ls_work_free(nullptr);
+
+  ls_engine* engine = nullptr;
+  ls_options bad = world_of(2, 5, 2);
+  EXPECT_EQ(ls_engine_start(&bad, &engine), LS_INVALID_ARGUMENT);
+  EXPECT_EQ(engine, nullptr);
+  bad = world_of(2, 0, 2);
+  bad.secret_bytes = 3;
+  EXPECT_EQ(ls_engine_start(&bad, &engine), LS_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(ls_last_error()).find("lockstep run"), std::string::npos);
+
+  ls_options alone = world_of(1, 0, 3);
+  ASSERT_EQ(ls_engine_start(&alone, &engine), LS_OK) << ls_last_error();
+  float value = 3;
+  const int64_t shape[1] = {1};
+  ls_tensor tensor = tensor_of(&value, shape, nullptr);
+  EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, nullptr, nullptr), LS_OK);
+  EXPECT_EQ(value, 3.0F);
+  tensor.dtype = 99;
+  EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, nullptr, nullptr), LS_INVALID_ARGUMENT);
+  tensor.struct_size = 0;
+  EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, nullptr, nullptr), LS_INVALID_ARGUMENT);
+  EXPECT_EQ(ls_all_reduce(engine, nullptr, nullptr, nullptr, nullptr), LS_INVALID_ARGUMENT);
+  ls_reduce_options strange{sizeof(ls_reduce_options), 42};
+  tensor = tensor_of(&value, shape, nullptr);
+  EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, &strange, nullptr), LS_INVALID_ARGUMENT);
+  EXPECT_EQ(ls_abort(engine, "enough"), LS_OK);
+  EXPECT_EQ(ls_barrier(engine, nullptr, nullptr), LS_ABORTED);
+  EXPECT_EQ(ls_engine_stop(engine), LS_OK);
+}
+
+}  // namespace

@@ -1,0 +1,5 @@
+# Sourced from the repository's root by the scripts that run Python: the release build as if it were installed.
+PATH=$PWD/build/release/launcher:$PWD/.venv/bin:$PATH
+PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+LOCKSTEP_LIBRARY=$PWD/build/release/src/liblockstep.so
+export PATH PYTHONPATH LOCKSTEP_LIBRARY

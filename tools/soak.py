@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Runs the long forms of the tests and writes each result into docs/soak.md, with commit and date.
+
+tools/soak.py          every suite that has not yet passed at this commit: run it again to go on after a break
+tools/soak.py NAME     one suite, whether or not it has passed
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TABLE = ROOT / "docs/soak.md"
+STATE = ROOT / "build/soak.json"  # {commit: [suites that passed]}
+LIMIT_SECONDS = 3600
+EVERYTHING_BUT_TABLE = (".", ":!docs/soak.md")  # writing a result must not make it a result of other sources
+
+# name: (what it does, shell command)
+SUITES = {
+    "unit": (
+        "the unit tests, 100 times",
+        "tools/unit_tests release --repeat until-fail:100",
+    ),
+    "tsan": (
+        "the unit tests under the thread sanitizer, 20 times",
+        "tools/build tsan && tools/unit_tests tsan --repeat until-fail:20",
+    ),
+    "faults": (
+        "the tests that kill, stop or cut off ranks, 20 times",
+        "for i in $(seq 20); do echo round $i; tools/python_tests -m fault || exit; done",
+    ),
+    "long": (
+        "the Python tests marked as long",
+        "tools/python_tests -m soak",
+    ),
+}
+
+
+def git(*arguments):
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def current_commit():
+    """The last commit that changed anything but the table, and whether the sources still are exactly that."""
+    commit = git("log", "-1", "--format=%h", "--", *EVERYTHING_BUT_TABLE)
+    clean = not git("status", "--porcelain", "--", *EVERYTHING_BUT_TABLE)
+    return commit, clean
+
+
+def run(name, command):
+    """Returns the result in words, and the seconds it took. The output goes to the terminal and to a log."""
+    log = ROOT / f"build/logs/soak-{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        ["bash", "-o", "pipefail", "-c", f"{{ {command}; }} 2>&1 | tee '{log}'"], cwd=ROOT, start_new_session=True
+    )
+    try:
+        code = process.wait(timeout=LIMIT_SECONDS)
+        result = {0: "passed", 5: "no such tests"}.get(code, f"FAILED (exit code {code})")  # 5: pytest found none
+    except subprocess.TimeoutExpired:
+        result = f"FAILED (took longer than {LIMIT_SECONDS} s)"
+    finally:
+        if process.poll() is None:  # too slow, or Ctrl-C
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return result, time.monotonic() - began
+
+
+def main(names):
+    if unknown := [name for name in names if name not in SUITES]:
+        print(f"soak: there is no suite '{unknown[0]}'. There are:", file=sys.stderr)
+        for name, (what, _) in SUITES.items():
+            print(f"  {name:10} {what}", file=sys.stderr)
+        return 2
+    commit, clean = current_commit()
+    state = json.loads(STATE.read_text()) if STATE.exists() else {}
+    failed = False
+    for name in names or SUITES:
+        what, command = SUITES[name]
+        if not names and clean and name in state.get(commit, []):
+            print(f"soak: {name} has passed at {commit}")
+            continue
+        print(f"soak: {name}: {what}", flush=True)
+        result, seconds = run(name, command)
+        failed = failed or result.startswith("FAILED")
+        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
+        with TABLE.open("a") as table:
+            label = commit if clean else f"{commit} + changes"
+            table.write(f"| {date} | {label} | {name}: {what} | {result} | {seconds / 60:.1f} |\n")
+        print(f"soak: {name}: {result}")
+        if clean and result == "passed":
+            state.setdefault(commit, []).append(name)
+            STATE.parent.mkdir(exist_ok=True)
+            STATE.write_text(json.dumps(state))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

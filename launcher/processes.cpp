@@ -1,15 +1,17 @@
 #include "processes.hpp"
 
 #include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <set>
 
@@ -22,9 +24,15 @@ using std::chrono::milliseconds;
 
 constexpr unsigned kExitingFlag = 0x4;  // PF_EXITING of the kernel's task flags
 
+/// Empty when the process is gone. Not by std::ifstream, which throws if that happens between opening and reading.
 std::string read_proc_file(pid_t pid, const char* name) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  const UniqueFd file(::open(fmt::format("/proc/{}/{}", pid, name).c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 4096> buffer;
+  for (ssize_t count = 0; file && (count = ::read(file.get(), buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return text;
 }
 
 /// Waits until all of them have ended, or a new look is due: some may have started others meanwhile.

@@ -1,6 +1,7 @@
 #include "launcher/processes.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@ pid_t start_waiting_child(bool ignores_term) {
   if (::pipe(ready) != 0) return -1;
   const pid_t pid = ::fork();
   if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed test leaves nothing behind
     ::signal(SIGTERM, ignores_term ? SIG_IGN : SIG_DFL);
     if (::write(ready[1], "x", 1) != 1) ::_exit(1);
     while (true) ::pause();
@@ -52,6 +54,26 @@ TEST(Processes, sees_itself) {
   EXPECT_TRUE(info->is_alive());
   EXPECT_FALSE(info->exiting);
   EXPECT_FALSE(read_process(-1));
+}
+
+TEST(Processes, bears_with_processes_that_vanish_while_it_looks) {
+  const pid_t breeder = ::fork();
+  if (breeder == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (true) {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      ::waitpid(child, nullptr, 0);
+    }
+  }
+  for (int round = 0; round < 300; ++round) {
+    for (const ProcessInfo& process : list_processes()) {
+      EXPECT_GT(process.pid, 0);
+      has_in_environment(process.pid, "A=b");
+    }
+  }
+  ::kill(breeder, SIGKILL);
+  EXPECT_EQ(signal_that_ended(breeder), SIGKILL);
 }
 
 TEST(Processes, ends_the_polite_with_a_request_and_the_stubborn_by_force) {

@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 
-from conftest import PATIENCE, find_program
+from launched_job import PATIENCE, find_program
 
 RANKS = 4
 LINES = 5000
@@ -114,7 +114,10 @@ def on_a_terminal(arguments, on_shown=lambda text: None, **environment):
     names = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
     job = subprocess.Popen(
         [find_program(), "run", "-q", *arguments],
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**names, "TERM": "xterm", **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**names, "TERM": "xterm", **environment},
     )
     os.close(theirs)
     shown = b""

@@ -6,8 +6,7 @@ import signal
 import time
 
 import pytest
-
-from conftest import PATIENCE, is_running, process_state, wait_until
+from launched_job import PATIENCE, is_running, process_state, wait_until
 
 pytestmark = pytest.mark.fault
 
@@ -316,14 +315,13 @@ def test_a_killed_launcher_leaves_nothing_of_a_paused_job(start, script):
     wait_until(lambda: job.left_over() == [], 2, "0 processes left")
 
 
-def test_a_launcher_killed_while_it_starts_leaves_nothing(start, script):
-    for delay in range(10):
-        job = start("run", "-np", 8, *script(FAMILY))
-        deadline = time.monotonic() + delay * 0.004
-        wait_until(lambda: time.monotonic() >= deadline, PATIENCE, "the moment")
-        job.send(signal.SIGKILL)
-        job.wait()
-        wait_until(lambda: job.left_over() == [], 2, "0 processes left")
+@pytest.mark.parametrize("milliseconds", range(0, 40, 4))
+def test_a_launcher_killed_while_it_starts_leaves_nothing(start, script, milliseconds):
+    job = start("run", "-np", 8, *script(FAMILY))
+    time.sleep(milliseconds / 1000)
+    job.send(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: job.left_over() == [], 2, "0 processes left")
 
 
 def test_the_job_goes_on_without_its_guardian(start, script):

@@ -66,11 +66,12 @@ std::string next_step(const FailureReport& report) {
       case SIGKILL:
         return advice_after_kill(report.memory);
       case SIGBUS:
-        return "often a full /dev/shm (see df /dev/shm) or a truncated file; the stack above shows where";
+        return "often a full /dev/shm (see df /dev/shm), or a file that became shorter while it was mapped";
       case SIGSEGV:
       case SIGILL:
       case SIGFPE:
-        return "a crash in native code; the stack above (Python), or a core file (ulimit -c unlimited), shows where";
+        return report.last_words.empty() ? "a crash in native code; a core file (ulimit -c unlimited) shows where"
+                                         : "a crash in native code; see its last lines above";
       case SIGABRT:
         return "the program aborted itself; the lines above say why";
       default:

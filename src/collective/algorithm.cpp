@@ -3,33 +3,35 @@
 
 #include <algorithm>
 
+#include "collective/routes.hpp"
 #include "lockstep/error.hpp"
 
 namespace lockstep::collective {
 namespace {
 
-bool is_meet(const Call& call) {
-  return call.kind == Kind::barrier || call.elements == 0 || (call.kind == Kind::broadcast && call.count() == 1);
-}
+bool is_meet(const Call& call) { return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group; }
+
+// Nothing of anybody's has to be fetched from elsewhere: it came with the notices, or there is none.
 bool is_carried(const Call& call) {
-  auto present = [](const Party& party) { return party.carried; };
-  if (call.kind == Kind::broadcast) return present(call.parties[static_cast<std::size_t>(call.root)]);
-  return std::all_of(call.parties.begin(), call.parties.end(), present);
+  if (call.kind == Kind::all_to_all) return false;
+  for (std::size_t i = 0; i < call.count(); ++i) {
+    if (gives(call, i) && !call.parties[i].carried && call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0) return false;
+  }
+  return true;
 }
-bool is_direct(const Call& call, Kind kind) { return call.kind == kind && call.transport->shared() != nullptr; }
-bool is_exchange(const Call& call, Kind kind) { return call.kind == kind && call.transport->messages() != nullptr; }
+bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce || call.kind == Kind::reduce; }
 
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
-    {"carried", "tiny: the data came with the notices, every rank computes the result itself", is_carried, make_carried},
-    {"direct all-reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
-     [](const Call& call) { return is_direct(call, Kind::all_reduce); }, make_direct_all_reduce},
-    {"direct broadcast", "shared memory: every rank copies from the root's tensor",
-     [](const Call& call) { return is_direct(call, Kind::broadcast); }, make_direct_broadcast},
-    {"exchange all-reduce", "messages: slices to their owners, which add them in tree order and send the result to all",
-     [](const Call& call) { return is_exchange(call, Kind::all_reduce); }, make_exchange_all_reduce},
-    {"exchange broadcast", "messages: the root sends to every rank",
-     [](const Call& call) { return is_exchange(call, Kind::broadcast); }, make_exchange_broadcast},
+    {"carried", "tiny: the data came with the notices, every rank computes its result itself", is_carried, make_pull},
+    {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
+     [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); }, make_direct_reduce},
+    {"pull", "shared memory: every rank reads what it is to get from the others' tensors",
+     [](const Call& call) { return call.transport->shared() != nullptr; }, make_pull},
+    {"exchange reduce", "messages: slices to their owners, which add them in tree order and send on the result",
+     [](const Call& call) { return call.transport->messages() != nullptr && is_whole_reduction(call); }, make_exchange_reduce},
+    {"push", "messages: every rank sends to the others what they are to get",
+     [](const Call& call) { return call.transport->messages() != nullptr; }, make_push},
 };
 
 }  // namespace
@@ -39,6 +41,16 @@ const char* name_of(Kind kind) {
     case Kind::barrier: return "barrier";
     case Kind::all_reduce: return "all-reduce";
     case Kind::broadcast: return "broadcast";
+    case Kind::reduce: return "reduce";
+    case Kind::all_gather: return "all-gather";
+    case Kind::gather: return "gather";
+    case Kind::scatter: return "scatter";
+    case Kind::all_to_all: return "all-to-all";
+    case Kind::reduce_scatter: return "reduce-scatter";
+    case Kind::send: return "send";
+    case Kind::receive: return "receive";
+    case Kind::join: return "join";
+    case Kind::new_group: return "new group";
   }
   return "unknown operation";
 }

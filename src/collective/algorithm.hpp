@@ -1,7 +1,8 @@
 // The second extension point: how an operation is carried out once everybody has announced it.
 //
 // An algorithm never waits. `advance` does what can be done now and says whether the operation is complete for this
-// rank: its result is in place, and no peer will touch its tensors for this operation again.
+// rank: its result is in place, and no peer will touch its tensors for this operation again. It may throw an Error, which
+// then ends the operation.
 #pragma once
 
 #include <memory>
@@ -31,10 +32,9 @@ std::unique_ptr<Algorithm> choose(const Call& call);
 
 // One function per file of this folder.
 std::unique_ptr<Algorithm> make_meet(const Call& call);
-std::unique_ptr<Algorithm> make_carried(const Call& call);
-std::unique_ptr<Algorithm> make_direct_all_reduce(const Call& call);
-std::unique_ptr<Algorithm> make_direct_broadcast(const Call& call);
-std::unique_ptr<Algorithm> make_exchange_all_reduce(const Call& call);
-std::unique_ptr<Algorithm> make_exchange_broadcast(const Call& call);
+std::unique_ptr<Algorithm> make_pull(const Call& call);
+std::unique_ptr<Algorithm> make_direct_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_exchange_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_push(const Call& call);
 
 }  // namespace lockstep::collective

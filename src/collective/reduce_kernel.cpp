@@ -142,6 +142,7 @@ HWY_ATTR std::size_t sum_float(const Reduction& reduction) {
 HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   const bool sum = reduction.op == ReduceOp::sum, average = reduction.op == ReduceOp::average;
   if ((!sum && !average) || reduction.leaves.size() > kMaxUnrolled) return 0;
+  if (reduction.prescale != 1.0 || reduction.postscale != 1.0) return 0;
   if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
   switch (reduction.dtype) {
     case DType::f32: return sum_float<PlainLanes<float>>(reduction);
@@ -220,6 +221,20 @@ struct Max {
   }
 };
 
+template <class A>
+HWY_ATTR void scale(A* values, std::size_t count, double factor) {
+  if (factor == 1.0) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    if constexpr (std::is_integral_v<A>) {
+      values[i] = static_cast<A>(static_cast<double>(values[i]) * factor);
+    } else if constexpr (std::is_floating_point_v<A>) {
+      values[i] *= static_cast<A>(factor);
+    } else {
+      values[i] *= static_cast<typename A::value_type>(factor);
+    }
+  }
+}
+
 // Evaluates the subtree [first, first + n) over one tile into `out`; false when all its leaves are absent.
 template <class Type, class Op>
 HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size_t n, std::size_t start, std::size_t count,
@@ -229,6 +244,7 @@ HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size
     if (leaf == nullptr) return false;
     const auto* from = reinterpret_cast<const typename Type::Element*>(leaf) + start;
     for (std::size_t i = 0; i < count; ++i) out[i] = Type::widen(from[i]);
+    scale(out, count, reduction.prescale);
     return true;
   }
   const std::size_t left = left_leaves(n);
@@ -258,6 +274,7 @@ HWY_ATTR void general(const Reduction& reduction, std::size_t start) {
         }
       }
     }
+    scale(result, count, reduction.postscale);
     for (std::byte* output : reduction.outputs) {
       auto* to = reinterpret_cast<typename Type::Element*>(output) + start;
       for (std::size_t i = 0; i < count; ++i) to[i] = Type::narrow(result[i]);

@@ -19,6 +19,9 @@ struct Reduction {
   std::size_t elements = 0;
   /// What an average divides by.
   std::uint64_t divisor = 1;
+  /// Each leaf is multiplied by the first, the result by the second. Integers are scaled in f64 and truncated.
+  double prescale = 1.0;
+  double postscale = 1.0;
 };
 
 /// 16-bit types are summed in f32 and rounded once. Averages divide; integer averages are summed in 64 bits and truncate

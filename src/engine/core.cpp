@@ -12,6 +12,8 @@
 #include "base/log.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "engine/patience.hpp"
+#include "engine/request.hpp"
+#include "engine/staging.hpp"
 #include "negotiation/description.hpp"
 
 namespace lockstep::engine {
@@ -36,34 +38,6 @@ unsigned fork_generation() {
 // gcc 12's thread sanitizer does not know the system call behind a wait on the steady clock.
 auto system_deadline(std::chrono::milliseconds from_now) { return std::chrono::system_clock::now() + from_now; }
 
-void check_request(const Request& request, int size) {
-  if (request.kind == Kind::barrier) return;
-  const TensorView& input = request.input;
-  const TensorView& output = request.output;
-  if (input.device != Device::cpu) throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' is not on the CPU", input.name));
-  if (input.shape != output.shape || input.dtype != output.dtype || input.strides != output.strides) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("input and output of '{}' must have the same type, shape and strides", input.name));
-  }
-  if (input.bytes() > 0) {
-    if (input.data == nullptr || output.data == nullptr) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' has {} bytes but no memory", input.name, input.bytes()));
-    }
-    const auto* first = static_cast<const std::byte*>(input.data);
-    const auto* second = static_cast<const std::byte*>(output.data);
-    if (first != second && first < second + input.bytes() && second < first + input.bytes()) {
-      throw Error(ErrorCode::invalid_argument, fmt::format("input and output of '{}' overlap; pass the same memory or two apart", input.name));
-    }
-  }
-  if (request.kind == Kind::all_reduce && !collective::is_defined(input.dtype, request.op)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} of {} (tensor '{}') is not defined", name_of(request.op), name_of(input.dtype), input.name));
-  }
-  if (request.kind == Kind::broadcast && (request.root < 0 || request.root >= size)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("broadcast of '{}' from rank {}: there are ranks 0 to {}", input.name, request.root, size - 1));
-  }
-}
-
 }  // namespace
 
 Core::Core(const Options& options, std::unique_ptr<transport::Transport> transport)
@@ -71,7 +45,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       transport_(std::move(transport)),
       crowded_(options.local_size > usable_cores()),
       fork_generation_(fork_generation()),
-      matcher_(transport_->size()) {
+      groups_(transport_->rank(), transport_->size()) {
   thread_ = std::thread([this] { run(); });
   std::unique_lock lock(mutex_);
   while (!arrived_) wake_.wait(lock);
@@ -82,24 +56,26 @@ Core::~Core() { stop(); }
 // --- submitting
 
 Core::OperationPtr Core::submit(Request request, bool background) {
-  check_request(request, transport_->size());
+  if (!request.group) request.group = groups_.world();
+  check_request(request, transport_->rank());
   auto operation = std::make_shared<Operation>(std::move(request));
-  operation->notice.detail =
-      negotiation::describe(operation->request.kind, operation->request.input, operation->request.op, operation->request.root);
-  operation->notice.head.signature = negotiation::signature_of(operation->notice.detail);
+  announce_in(operation->notice, operation->request);
   operation->background = background;
 
   std::unique_lock lock(mutex_);
   refuse_if_unusable();
+  if (has_joined(operation->request.group->id, transport_->rank())) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
+  }
   assign_identity(*operation);
-  stage(*operation);
+  stage(*operation, *transport_);
   operation->submitted = Clock::now();
   pending_.emplace(operation->notice.head.id, operation);
-  if (!operation->request.input.name.empty()) names_in_flight_[operation->request.input.name] = operation.get();
+  if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
   if (in_step_) step_operations_.push_back(operation);
   queued_.push_back(operation);
   post_queued();
-  if (background && background_++ == 0) wake_.notify_all();
+  if (background && !operation->ended() && background_++ == 0) wake_.notify_all();
   return operation;
 }
 
@@ -112,51 +88,20 @@ void Core::refuse_if_unusable() const {
   if (ended_) throw *ended_;
 }
 
+// The n-th use of a name meets the n-th use on the other ranks; so does the n-th operation without one, and the n-th
+// message of a sender to a receiver under one tag.
 void Core::assign_identity(Operation& operation) {
-  const std::string& name = operation.request.input.name;
-  Hasher id;
-  if (name.empty()) {
-    operation.order = unnamed_++;
-    id.add(operation.order);
-  } else {
-    if (names_in_flight_.contains(name)) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.", name));
-    }
-    id.add(std::string_view(name));
-    id.add(name_uses_[name]++);
-  }
-  operation.notice.head.id = id.value();
-}
-
-// Decides how the tensor reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over
-// messages nothing is to be done.
-void Core::stage(Operation& operation) {
   const Request& request = operation.request;
-  transport::NoticeHead& head = operation.notice.head;
-  const std::size_t bytes = request.kind == Kind::barrier ? 0 : request.input.bytes();
-  if (bytes == 0) return;
-  const bool gives = request.kind != Kind::broadcast || request.root == transport_->rank();
-  if (bytes <= transport::kInlineBytes) {
-    head.inline_bytes = static_cast<std::uint32_t>(bytes);
-    if (gives) std::memcpy(head.inline_data, request.input.data, bytes);
-    return;
+  const std::string key = name_key(request);
+  if (names_in_flight_.contains(key)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.", request.input.name));
   }
-  transport::SharedMemory* shared = transport_->shared();
-  if (shared == nullptr) return;
-  head.input = shared->place_of(request.input.data, bytes);
-  head.output = shared->place_of(request.output.data, bytes);
-  // Peers write only the outputs of reductions; what a rank merely receives, it fetches itself.
-  const bool reachable = head.input != transport::kNowhere && (head.output != transport::kNowhere || request.kind == Kind::broadcast);
-  if (reachable || !gives) return;
-  operation.staged = static_cast<std::byte*>(shared->allocate(bytes));
-  if (operation.staged == nullptr) {
-    throw Error(ErrorCode::system,
-                fmt::format("no room for {} bytes of {} in the shared heap. Raise LOCKSTEP_HEAP_BYTES, or reduce in smaller pieces.", bytes,
-                            text_of(operation)));
-  }
-  std::memcpy(operation.staged, request.input.data, bytes);
-  head.input = head.output = shared->place_of(operation.staged, bytes);
+  operation.order = uses_[key]++;
+  Hasher id;
+  id.add(std::string_view(key));
+  id.add(operation.order);
+  operation.notice.head.id = id.value();
 }
 
 bool Core::post_queued() {
@@ -168,10 +113,33 @@ bool Core::post_queued() {
     queued_.pop_front();
     any = true;
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
-    const auto& gathering = matcher_.arrive(transport_->rank(), own);
-    if (gathering.complete()) begin(operation, gathering);
+    matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
+    if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
+    begin_if_complete(operation->notice.head.id);
   }
   return any;
+}
+
+negotiation::MembersPtr Core::make_group(std::vector<int> ranks) {
+  std::lock_guard lock(mutex_);
+  refuse_if_unusable();
+  auto members = groups_.make(std::move(ranks));
+  // Everybody must know before the first operation whether it concerns him, also ranks that are not members. Notices are
+  // read in order, so it is enough to announce the group first.
+  Request request;
+  request.kind = Kind::new_group;
+  request.group = members;
+  auto operation = std::make_shared<Operation>(std::move(request));
+  announce_in(operation->notice, operation->request);
+  const auto bitmap = negotiation::Groups::bitmap_of(*members);
+  operation->notice.head.inline_bytes = static_cast<std::uint16_t>(bitmap.size());
+  std::memcpy(operation->notice.head.inline_data, bitmap.data(), bitmap.size());
+  operation->submitted = Clock::now();
+  assign_identity(*operation);
+  pending_.emplace(operation->notice.head.id, operation);
+  queued_.push_back(operation);
+  post_queued();
+  return members;
 }
 
 // --- matching and advancing
@@ -182,54 +150,138 @@ bool Core::take_notices() {
     if (peer == transport_->rank()) continue;
     while (const NoticeRef notice = transport_->next(peer)) {
       any = true;
-      const auto& gathering = matcher_.arrive(peer, notice);
-      if (gathering.complete()) begin(OperationPtr(pending_.at(notice.head->id)), gathering);
+      take_notice(peer, notice);
     }
   }
   return any;
 }
 
+void Core::take_notice(int peer, const NoticeRef& notice) {
+  const auto kind = static_cast<Kind>(notice.head->kind);
+  if (kind == Kind::new_group) groups_.note(notice.head->group, {notice.head->inline_data, notice.head->inline_bytes});
+  negotiation::MembersPtr members;
+  if (kind == Kind::send || kind == Kind::receive) {
+    if (static_cast<int>(notice.head->output) == transport_->rank()) members = pair_of(peer, transport_->rank());
+  } else {
+    members = groups_.find(notice.head->group);
+  }
+  if (!members) return transport_->release(peer, notice.position);  // none of this rank's business
+  const std::uint64_t id = notice.head->id;
+  matcher_.arrive(peer, members, notice);
+  if (kind == Kind::join) note_join(peer, members);
+  begin_if_complete(id);
+}
+
+void Core::begin_if_complete(std::uint64_t id) {
+  const auto own = pending_.find(id);
+  const auto* gathering = matcher_.find(id);
+  if (own == pending_.end() || gathering == nullptr || !gathering->has(transport_->rank())) return;
+  const OperationPtr operation = own->second;
+  for (int rank : gathering->missing()) {
+    const bool counts = operation->request.kind != Kind::join && has_joined(operation->request.group->id, rank);
+    if (!counts) return;
+  }
+  begin(operation, *gathering);
+}
+
 void Core::begin(const OperationPtr& operation, const negotiation::Gathering& gathering) {
+  const Request& request = operation->request;
   if (!gathering.agreed()) {
     std::vector<negotiation::Statement> statements;
-    for (std::size_t rank = 0; rank < gathering.arrivals.size(); ++rank) {
-      statements.push_back({static_cast<int>(rank), gathering.arrivals[rank].detail});
+    for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+      if (gathering.arrivals[i]) statements.push_back({gathering.members->ranks[i], gathering.arrivals[i].detail});
     }
-    const std::string name = negotiation::name_text(operation->request.input.name, operation->order);
+    const std::string name = negotiation::name_text(request.input.name, operation->order);
     fail(operation, Error(ErrorCode::mismatch, negotiation::disagreement_text(name, statements)));
     return;
   }
-  operation->algorithm = collective::choose(call_for(*operation, gathering));
-  running_.push_back(operation);
+  if (request.root >= 0 && !gathering.has(request.root)) {
+    fail(operation, Error(ErrorCode::mismatch, fmt::format("{}: rank {}, its root, has joined and takes no part any more. Choose a root that "
+                                                           "has not joined.", text_of(*operation), request.root)));
+    return;
+  }
+  if (request.kind == Kind::join) end_join(*operation, gathering);
+  try {
+    operation->algorithm = collective::choose(call_for(*operation, gathering));
+    running_.push_back(operation);
+  } catch (const Error& error) {
+    fail(operation, error);
+  }
 }
 
-collective::Call Core::call_for(const Operation& operation, const negotiation::Gathering& gathering) {
+collective::Call Core::call_for(Operation& operation, const negotiation::Gathering& gathering) {
   const Request& request = operation.request;
-  collective::Call call{.kind = request.kind,
-                        .id = operation.notice.head.id,
-                        .dtype = request.input.dtype,
-                        .op = request.op,
-                        .root = request.root,
-                        .elements = request.kind == Kind::barrier ? 0 : static_cast<std::size_t>(request.input.elements()),
-                        .parties = {},
-                        .self = transport_->rank(),
-                        .input = static_cast<const std::byte*>(request.input.data),
-                        .output = static_cast<std::byte*>(request.output.data),
-                        .transport = transport_.get()};
+  const negotiation::Members& members = *gathering.members;
+  collective::Call call;
+  call.kind = request.kind == Kind::receive ? Kind::send : request.kind;
+  call.id = operation.notice.head.id;
+  call.dtype = request.input.dtype;
+  call.op = request.op;
+  call.root = request.root >= 0 ? static_cast<int>(*members.index_of(request.root)) : -1;
+  call.prescale = request.prescale;
+  call.postscale = request.postscale;
+  call.self = static_cast<int>(*members.index_of(transport_->rank()));
+  call.input = static_cast<const std::byte*>(request.input.data);
+  call.output = static_cast<std::byte*>(request.output.data);
+  call.transport = transport_.get();
   transport::SharedMemory* shared = transport_->shared();
-  for (std::size_t rank = 0; rank < gathering.arrivals.size(); ++rank) {
-    const NoticeRef& notice = gathering.arrivals[rank];
-    collective::Party party{.rank = static_cast<int>(rank), .input = nullptr, .output = nullptr, .carried = false, .position = notice.position};
-    if (notice.head->inline_bytes > 0) {
-      party.input = notice.head->inline_data;
-      party.carried = true;
-    } else if (shared != nullptr) {
-      if (notice.head->input != transport::kNowhere) party.input = shared->at(party.rank, notice.head->input);
-      if (notice.head->output != transport::kNowhere) party.output = shared->at(party.rank, notice.head->output);
-    }
+  for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+    const NoticeRef& notice = gathering.arrivals[i];
+    collective::Party party;
+    party.rank = members.ranks[i];
+    party.present = static_cast<bool>(notice);
+    if (party.present) describe_party(party, notice, operation, shared);
     call.parties.push_back(party);
   }
+  const std::size_t shaped_by = request.root >= 0 && request.kind != Kind::reduce && request.kind != Kind::gather
+                                    ? static_cast<std::size_t>(call.root)
+                                    : static_cast<std::size_t>(call.self);
+  const transport::NoticeDetail& shape = *gathering.arrivals[shaped_by].detail;
+  call.row_elements = negotiation::row_elements_of(shape);
+  call.elements = static_cast<std::size_t>(negotiation::rows_of(shape)) * call.row_elements;
+  call.divisor = request.by_contributors ? call.present() : call.count();
+  call.received = &operation.received;
+  call.make_output = [&operation, shape](std::int64_t rows) { return make_output(operation, shape, rows); };
   return call;
+}
+
+// --- join
+
+bool Core::has_joined(negotiation::GroupId group, int rank) const {
+  const auto found = joined_.find(group);
+  return found != joined_.end() && found->second.contains(rank);
+}
+
+// From here on `rank` counts as absent in every operation of the group that it has not announced before.
+void Core::note_join(int rank, const negotiation::MembersPtr& members) {
+  joined_[members->id].insert(rank);
+  std::vector<std::uint64_t> affected;
+  std::vector<OperationPtr> widowed;
+  for (const auto& [id, operation] : pending_) {
+    if (operation->request.partner == rank) {
+      const auto* gathering = matcher_.find(id);
+      if (gathering == nullptr || !gathering->has(rank)) widowed.push_back(operation);
+    } else if (operation->request.group->id == members->id && operation->request.kind != Kind::join) {
+      affected.push_back(id);
+    }
+  }
+  for (std::uint64_t id : affected) begin_if_complete(id);
+  for (const OperationPtr& operation : widowed) {
+    fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined", text_of(*operation), rank)));
+  }
+}
+
+// All have joined: everybody takes part again. Who was last is read off the notices, so that all agree.
+void Core::end_join(Operation& operation, const negotiation::Gathering& gathering) {
+  joined_.erase(operation.request.group->id);
+  std::int64_t latest = -1;
+  for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+    std::int64_t when = 0;
+    std::memcpy(&when, gathering.arrivals[i].head->inline_data, sizeof when);
+    if (when < latest) continue;
+    latest = when;
+    operation.last_joined = gathering.members->ranks[i];
+  }
 }
 
 bool Core::progress() {
@@ -238,12 +290,16 @@ bool Core::progress() {
   any |= take_notices();
   for (std::size_t i = 0; i < running_.size();) {
     const OperationPtr operation = running_[i];
-    if (operation->algorithm->advance()) {
+    try {
+      if (!operation->algorithm->advance()) {
+        ++i;
+        continue;
+      }
       finish(operation);  // takes it out of running_
-      any = true;
-    } else {
-      ++i;
+    } catch (const Error& error) {
+      fail(operation, error);
     }
+    any = true;
   }
   if (const auto verdict = transport_->verdict()) end_world(*verdict);
   return any;
@@ -252,10 +308,7 @@ bool Core::progress() {
 // --- ending
 
 void Core::finish(const OperationPtr& operation) {
-  const Request& request = operation->request;
-  if (operation->staged != nullptr && request.kind != Kind::broadcast) {
-    std::memcpy(request.output.data, operation->staged, request.output.bytes());
-  }
+  unstage(*operation, *transport_);
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it
@@ -270,22 +323,19 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
 
 // Gives back all that the operation held here.
 void Core::close(Operation& operation) {
-  if (operation.staged != nullptr) {
-    transport_->shared()->deallocate(operation.staged);
-    operation.staged = nullptr;
-  }
+  drop_staged(operation, *transport_);
   const std::uint64_t id = operation.notice.head.id;
   if (const auto* gathering = matcher_.find(id)) {
-    for (std::size_t rank = 0; rank < gathering->arrivals.size(); ++rank) {
-      const NoticeRef& notice = gathering->arrivals[rank];
-      if (notice && static_cast<int>(rank) != transport_->rank()) transport_->release(static_cast<int>(rank), notice.position);
+    for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
+      const int rank = gathering->members->ranks[i];
+      if (gathering->arrivals[i] && rank != transport_->rank()) transport_->release(rank, gathering->arrivals[i].position);
     }
     matcher_.forget(id);
   }
-  if (!operation.request.input.name.empty()) names_in_flight_.erase(operation.request.input.name);
+  if (!operation.request.input.name.empty()) names_in_flight_.erase(name_key(operation.request));
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
-  if (operation.background) --background_;
+  if (operation.background && background_ > 0) --background_;
   pending_.erase(id);
 }
 
@@ -358,7 +408,7 @@ void Core::look_after_peers() {
     std::vector<OperationPtr> doomed;
     for (const auto& [id, operation] : pending_) {
       const auto* gathering = matcher_.find(id);
-      if (gathering != nullptr && !gathering->complete() && !gathering->arrivals[static_cast<std::size_t>(peer)]) doomed.push_back(operation);
+      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer)) doomed.push_back(operation);
     }
     for (const OperationPtr& operation : doomed) {
       fail(operation, Error(ErrorCode::peer_lost,

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -18,6 +19,7 @@
 
 #include "engine/operation.hpp"
 #include "lockstep/options.hpp"
+#include "negotiation/groups.hpp"
 #include "negotiation/matcher.hpp"
 #include "transport/transport.hpp"
 
@@ -44,6 +46,9 @@ class Core {
   /// Throws the operation's error if it has failed.
   static void check(const Operation& operation);
 
+  /// Makes a group of ranks that this rank belongs to. Does not wait for the other members.
+  negotiation::MembersPtr make_group(std::vector<int> ranks);
+
   void begin_step();
   std::uint64_t end_step();
 
@@ -59,12 +64,16 @@ class Core {
   // All below: REQUIRES mutex_.
   bool progress();
   bool take_notices();
+  void take_notice(int peer, const transport::NoticeRef& notice);
   bool post_queued();
-  void stage(Operation& operation);
-  // The pointer must not be one of the containers' own: ending the operation takes it out of them.
+  void begin_if_complete(std::uint64_t id);
   void begin(const OperationPtr& operation, const negotiation::Gathering& gathering);
-  collective::Call call_for(const Operation& operation, const negotiation::Gathering& gathering);
+  collective::Call call_for(Operation& operation, const negotiation::Gathering& gathering);
+  void note_join(int rank, const negotiation::MembersPtr& members);
+  void end_join(Operation& operation, const negotiation::Gathering& gathering);
+  bool has_joined(negotiation::GroupId group, int rank) const;
   void finish(const OperationPtr& operation);
+  // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
   void close(Operation& operation);
   void look_after_peers();
@@ -82,13 +91,14 @@ class Core {
   std::mutex mutex_;
   std::condition_variable wake_;  // the engine's thread: something to do, or stop
   // All below is protected by mutex_.
+  negotiation::Groups groups_;
   negotiation::Matcher matcher_;
-  std::unordered_map<std::uint64_t, OperationPtr> pending_;  // by id
-  std::deque<OperationPtr> queued_;                          // not yet announced: the log is full
-  std::vector<OperationPtr> running_;                        // everybody has announced them
-  std::unordered_map<std::string, std::uint64_t> name_uses_;
+  std::unordered_map<negotiation::GroupId, std::set<int>> joined_;  // who takes no part until all have joined
+  std::unordered_map<std::uint64_t, OperationPtr> pending_;         // by id
+  std::deque<OperationPtr> queued_;                                 // not yet announced: the log is full
+  std::vector<OperationPtr> running_;                               // everybody has announced them
+  std::unordered_map<std::string, std::uint64_t> uses_;             // how often each name was used, by group
   std::unordered_map<std::string, Operation*> names_in_flight_;
-  std::uint64_t unnamed_ = 0;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;

@@ -3,13 +3,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "collective/algorithm.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/types.hpp"
+#include "negotiation/groups.hpp"
 #include "transport/notice.hpp"
 
 namespace lockstep::engine {
@@ -18,9 +21,17 @@ namespace lockstep::engine {
 struct Request {
   collective::Kind kind = collective::Kind::barrier;
   TensorView input;   ///< its name is the operation's
-  TensorView output;  ///< same shape as the input; the same memory when in place
+  TensorView output;  ///< without memory: the engine makes it (not for reductions of a whole tensor, nor broadcasts)
   ReduceOp op = ReduceOp::sum;
-  int root = -1;
+  int root = -1;  ///< a rank of the world; of a pair, the sender
+  int partner = -1;   ///< send and receive: the other side
+  int receiver = -1;  ///< send and receive: of the two, who receives
+  std::int32_t tag = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  bool by_contributors = false;
+  std::vector<std::int64_t> splits = {};  ///< all-to-all: rows for each member of the group
+  negotiation::MembersPtr group = {};  ///< nullptr: the world
 };
 
 /// Owned by the engine's Core, which also guards every field except `state`.
@@ -30,14 +41,21 @@ class Operation {
 
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
-  const Request request;
-  std::uint64_t order = 0;       ///< among the operations without a name
-  bool background = false;       ///< nobody may be waiting: the engine's thread sees to it
-  transport::Notice notice;      ///< what this rank announces
-  std::byte* staged = nullptr;   ///< the tensor's copy in shared memory, when it does not live there
+  Request request;
+  std::uint64_t order = 0;   ///< among the operations without a name
+  bool background = false;   ///< nobody may be waiting: the engine's thread sees to it
+  transport::Notice notice;  ///< what this rank announces
+  std::byte* staged = nullptr;         ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_splits = nullptr;  ///< the splits of an all-to-all there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;
+
+  /// The result. Valid once the state says done.
+  TensorView result;
+  std::vector<std::int64_t> received;  ///< all-to-all: rows from each member
+  std::shared_ptr<std::byte[]> memory;  ///< what the engine made for it
+  int last_joined = -1;
 
   bool ended() const { return state.load(std::memory_order_acquire) != State::pending; }
 

@@ -54,6 +54,12 @@ std::uint32_t memory_order(const TensorView& tensor) {
   return code;
 }
 
+bool has_tensor(Kind kind) { return kind != Kind::barrier && kind != Kind::join && kind != Kind::new_group; }
+
+bool has_own_rows(Kind kind) { return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all; }
+
+bool is_cut_by_rows(Kind kind) { return has_own_rows(kind) || kind == Kind::scatter || kind == Kind::reduce_scatter; }
+
 bool is_row_major(const NoticeDetail& detail) {
   for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(detail.ndim); ++i) {
     if (((detail.order >> (4 * i)) & 0xF) != i) return false;
@@ -73,12 +79,12 @@ std::string shape_text(const NoticeDetail& detail) {
 
 }  // namespace
 
-NoticeDetail describe(Kind kind, const TensorView& tensor, ReduceOp op, int root) {
+NoticeDetail describe(Kind kind, const TensorView& tensor) {
   NoticeDetail detail;
   detail.kind = static_cast<std::int32_t>(kind);
   const std::size_t name_length = std::min<std::size_t>(tensor.name.size(), NoticeDetail::kNameBytes - 1);
   std::memcpy(detail.name, tensor.name.data(), name_length);
-  if (kind == Kind::barrier) return detail;
+  if (!has_tensor(kind)) return detail;
   if (tensor.shape.size() > NoticeDetail::kMaxDims) {
     throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' has {} dimensions; at most {} are supported. Reshape it first.",
                                                          tensor.name, tensor.shape.size(), NoticeDetail::kMaxDims));
@@ -90,15 +96,28 @@ NoticeDetail describe(Kind kind, const TensorView& tensor, ReduceOp op, int root
     }
   }
   detail.dtype = static_cast<std::int32_t>(tensor.dtype);
-  detail.op = kind == Kind::all_reduce ? static_cast<std::int32_t>(op) : 0;
-  detail.root = root;
   detail.ndim = static_cast<std::int32_t>(tensor.shape.size());
   detail.order = memory_order(tensor);
   std::copy(tensor.shape.begin(), tensor.shape.end(), detail.shape);
+  if (is_cut_by_rows(kind) && detail.ndim > 0 && (detail.order & 0xF) != 0) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} of '{}': its first dimension is not the outermost in memory. Pass a contiguous tensor.",
+                                                         collective::name_of(kind), tensor.name));
+  }
   return detail;
 }
 
-std::uint64_t signature_of(const NoticeDetail& detail) {
+std::uint64_t signature_of(const NoticeDetail& given) {
+  NoticeDetail detail = given;
+  const auto kind = static_cast<Kind>(detail.kind);
+  // Both sides of a pair mean the same operation.
+  if (kind == Kind::receive) detail.kind = static_cast<std::int32_t>(Kind::send);
+  if (has_own_rows(kind)) detail.shape[0] = -1;
+  if (has_own_rows(kind) && detail.ndim == 0) detail.ndim = 1;  // a scalar counts as one row
+  if (kind == Kind::scatter) {  // only the root has a tensor to describe
+    detail.ndim = 0;
+    detail.order = 0;
+    std::fill(std::begin(detail.shape), std::end(detail.shape), 0);
+  }
   // Everything before the name, which is not a part of the agreement: it decides who meets whom.
   Hasher hasher;
   hasher.add(&detail, offsetof(NoticeDetail, name));
@@ -107,11 +126,15 @@ std::uint64_t signature_of(const NoticeDetail& detail) {
 
 std::string text_of(const NoticeDetail& detail) {
   const auto kind = static_cast<Kind>(detail.kind);
-  if (kind == Kind::barrier) return "barrier";
+  if (!has_tensor(kind)) return collective::name_of(kind);
   std::string text = collective::name_of(kind);
-  if (kind == Kind::all_reduce) text += fmt::format(" ({})", name_of(static_cast<ReduceOp>(detail.op)));
+  if (collective::is_reduction(kind)) text += fmt::format(" ({})", name_of(static_cast<ReduceOp>(detail.op)));
   text += fmt::format(" of {} {}", name_of(static_cast<DType>(detail.dtype)), shape_text(detail));
-  if (detail.root >= 0) text += fmt::format(" from rank {}", detail.root);
+  if (detail.root >= 0) {
+    const bool takes = kind == Kind::reduce || kind == Kind::gather;
+    text += fmt::format(" {} rank {}", takes ? "to" : "from", detail.root);
+  }
+  if (detail.by_contributors != 0) text += ", divided by contributors";
   if (detail.prescale != 1.0) text += fmt::format(", prescale {}", detail.prescale);
   if (detail.postscale != 1.0) text += fmt::format(", postscale {}", detail.postscale);
   return text;
@@ -136,6 +159,14 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
   text.back() = '.';
   return text + " Likely cause: the ranks run different code or see differently shaped data. Every rank must submit the same operation "
                 "with the same shape, type and options under one name.";
+}
+
+std::int64_t rows_of(const NoticeDetail& detail) { return detail.ndim == 0 ? 1 : detail.shape[0]; }
+
+std::size_t row_elements_of(const NoticeDetail& detail) {
+  std::size_t elements = 1;
+  for (int i = 1; i < detail.ndim; ++i) elements *= static_cast<std::size_t>(detail.shape[i]);
+  return elements;
 }
 
 }  // namespace lockstep::negotiation

@@ -11,11 +11,12 @@
 
 namespace lockstep::negotiation {
 
-/// Fills in shape, memory order and name. Throws Error(invalid_argument) when the tensor is not dense or has too many
-/// dimensions.
-transport::NoticeDetail describe(collective::Kind kind, const TensorView& tensor, ReduceOp op, int root);
+/// Fills in type, shape, memory order and name. Throws Error(invalid_argument) when the tensor is not dense, has too many
+/// dimensions, or is cut by rows but does not lie row after row.
+transport::NoticeDetail describe(collective::Kind kind, const TensorView& tensor);
 
-/// Equal exactly when ranks agree (up to hash collisions of 64 bits).
+/// Equal exactly when ranks agree (up to hash collisions of 64 bits). What each rank may choose for itself, such as the
+/// number of rows that it gives to a gather, is left out.
 std::uint64_t signature_of(const transport::NoticeDetail& detail);
 
 /// "all-reduce (sum) of float32 [128, 10]"
@@ -31,5 +32,9 @@ struct Statement {
 
 /// Says which rank had what, ranks that agree together.
 std::string disagreement_text(const std::string& name, std::span<const Statement> statements);
+
+/// Rows and elements per row of a described tensor. A scalar is one row of one element.
+std::int64_t rows_of(const transport::NoticeDetail& detail);
+std::size_t row_elements_of(const transport::NoticeDetail& detail);
 
 }  // namespace lockstep::negotiation

@@ -2,32 +2,42 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "lockstep/error.hpp"
 
 namespace lockstep::negotiation {
 
 bool Gathering::agreed() const {
-  return std::all_of(arrivals.begin(), arrivals.end(),
-                     [&](const auto& arrival) { return arrival.head->signature == arrivals.front().head->signature; });
+  const transport::NoticeRef* first = nullptr;
+  for (const auto& arrival : arrivals) {
+    if (!arrival) continue;
+    if (first == nullptr) first = &arrival;
+    if (arrival.head->signature != first->head->signature) return false;
+  }
+  return true;
+}
+
+bool Gathering::has(int rank) const {
+  const auto index = members->index_of(rank);
+  return index && arrivals[*index];
 }
 
 std::vector<int> Gathering::missing() const {
   std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < arrivals.size(); ++rank) {
-    if (!arrivals[rank]) ranks.push_back(static_cast<int>(rank));
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    if (!arrivals[i]) ranks.push_back(members->ranks[i]);
   }
   return ranks;
 }
 
-const Gathering& Matcher::arrive(int rank, const transport::NoticeRef& notice) {
+const Gathering& Matcher::arrive(int rank, const MembersPtr& members, const transport::NoticeRef& notice) {
   Gathering& gathering = gatherings_[notice.head->id];
-  if (gathering.arrivals.empty()) gathering.arrivals.resize(size_);
-  auto& place = gathering.arrivals[static_cast<std::size_t>(rank)];
-  if (place) throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
-  place = notice;
-  ++gathering.arrived;
+  if (!gathering.members) {
+    gathering.members = members;
+    gathering.arrivals.resize(members->ranks.size());
+  }
+  const auto index = gathering.members->index_of(rank);
+  if (!index || gathering.arrivals[*index]) throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
+  gathering.arrivals[*index] = notice;
   return gathering;
 }
 

@@ -6,34 +6,33 @@
 #include <unordered_map>
 #include <vector>
 
+#include "negotiation/groups.hpp"
 #include "transport/notice.hpp"
 
 namespace lockstep::negotiation {
 
-/// The notices of one operation, by rank.
+/// The notices of one operation, by place in the group.
 struct Gathering {
+  MembersPtr members;
   std::vector<transport::NoticeRef> arrivals;
-  std::size_t arrived = 0;
 
-  bool complete() const { return arrived == arrivals.size(); }
   bool agreed() const;
+  bool has(int rank) const;
+  /// Ranks that have not announced it.
   std::vector<int> missing() const;
 };
 
 /// Not thread-safe: the engine calls it under its lock.
 class Matcher {
  public:
-  explicit Matcher(int size) : size_(static_cast<std::size_t>(size)) {}
-
   /// Notes that `rank` has announced the operation, and returns how the operation stands.
   /// Throws Error(internal) when the same rank announces the same operation twice.
-  const Gathering& arrive(int rank, const transport::NoticeRef& notice);
+  const Gathering& arrive(int rank, const MembersPtr& members, const transport::NoticeRef& notice);
 
   const Gathering* find(std::uint64_t id) const;
   void forget(std::uint64_t id) { gatherings_.erase(id); }
 
  private:
-  std::size_t size_;
   std::unordered_map<std::uint64_t, Gathering> gatherings_;
 };
 

@@ -17,9 +17,10 @@ struct NoticeHead {
   std::uint64_t id = 0;         ///< which operation: group, name and how often the name was used
   std::uint64_t signature = 0;  ///< hash of all that ranks must agree on
   Place input = kNowhere;
-  Place output = kNowhere;
-  std::uint32_t group = 0;
-  std::uint32_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
+  Place output = kNowhere;                   ///< all-to-all: of its splits; send and receive: the partner's rank
+  std::uint32_t group = 0;                   ///< 0: the world
+  std::uint16_t kind = 0;                    ///< collective::Kind
+  std::uint16_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
   std::byte inline_data[kInlineBytes] = {};  ///< a tiny tensor travels with its notice
 };
 static_assert(sizeof(NoticeHead) == 120);
@@ -32,7 +33,9 @@ struct NoticeDetail {
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
-  std::int32_t root = -1;
+  std::int32_t root = -1;  ///< a rank of the world
+  std::int32_t by_contributors = 0;  ///< an average divides by those who contributed, not by the size of the group
+  std::int32_t tag = 0;
   double prescale = 1.0;
   double postscale = 1.0;
   std::int32_t ndim = 0;

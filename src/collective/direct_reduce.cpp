@@ -1,4 +1,4 @@
-// All-reduce where every rank can address every tensor.
+// All-reduce and reduce where every rank can address every tensor.
 //
 // The tensor is cut into chunks. Whoever runs claims the next one with an atomic add, reads that chunk of all ranks'
 // inputs, adds in the fixed tree order, and writes the result to all ranks' outputs. A second counter tells when all
@@ -6,7 +6,6 @@
 // and since each element is computed by one rank in one order, it does not matter which.
 #include <algorithm>
 
-#include "base/cpu.hpp"
 #include "collective/algorithm.hpp"
 #include "collective/reduce_kernel.hpp"
 
@@ -17,23 +16,27 @@ constexpr std::size_t kLine = 128;
 // Large enough that claiming costs nothing, small enough that a rank which comes late leaves little undone.
 constexpr std::size_t kLeastChunk = 16 * 1024;
 constexpr std::size_t kMostChunk = 512 * 1024;
+constexpr int kChunksAtOnce = 8;  // before other operations get their turn
 
-class DirectAllReduce final : public Algorithm {
+class DirectReduce final : public Algorithm {
  public:
-  explicit DirectAllReduce(const Call& call) : call_(call), shared_(*call.transport->shared()) {
-    const Party& first = call_.parties.front();
+  explicit DirectReduce(const Call& call) : call_(call), shared_(*call.transport->shared()) {
+    const Party& first = call_.first_present();
     scratch_ = shared_.scratch(first.rank, first.position);
-    const std::size_t share = call_.bytes() / call_.count();
+    const std::size_t share = call_.bytes() / call_.present();
     const std::size_t bytes = std::clamp(share / kLine * kLine, kLeastChunk, kMostChunk);
     chunk_ = bytes / size_of(call_.dtype);
     chunks_ = static_cast<std::uint32_t>((call_.elements + chunk_ - 1) / chunk_);
+    for (std::size_t i = 0; i < call_.count(); ++i) {
+      if (call_.parties[i].present && (call_.kind == Kind::all_reduce || call_.is_root(i))) takers_.push_back(i);
+    }
     leaves_.resize(call_.count());
-    outputs_.resize(call_.count());
+    outputs_.resize(takers_.size());
   }
 
   bool advance() override {
-    // A relaxed look first: claiming past the end would make the counter grow for ever.
-    while (next().load(std::memory_order_relaxed) < chunks_) {
+    // A look first: claiming past the end would make the counter grow for ever.
+    for (int i = 0; i < kChunksAtOnce && next().load(std::memory_order_relaxed) < chunks_; ++i) {
       if (!shared_.begin_access()) return false;
       const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
       if (chunk < chunks_) work(chunk);
@@ -53,15 +56,17 @@ class DirectAllReduce final : public Algorithm {
     const std::size_t start = chunk * chunk_;
     const std::size_t offset = start * size_of(call_.dtype);
     for (std::size_t i = 0; i < call_.count(); ++i) {
-      leaves_[i] = call_.parties[i].input + offset;
-      outputs_[i] = call_.parties[i].output + offset;
+      leaves_[i] = call_.parties[i].present ? call_.parties[i].input + offset : nullptr;
     }
+    for (std::size_t i = 0; i < takers_.size(); ++i) outputs_[i] = call_.parties[takers_[i]].output + offset;
     reduce({.dtype = call_.dtype,
             .op = call_.op,
             .leaves = leaves_,
             .outputs = outputs_,
             .elements = std::min(chunk_, call_.elements - start),
-            .divisor = call_.count()});
+            .divisor = call_.divisor,
+            .prescale = call_.prescale,
+            .postscale = call_.postscale});
   }
 
   Call call_;
@@ -69,12 +74,13 @@ class DirectAllReduce final : public Algorithm {
   std::atomic<std::uint32_t>* scratch_;
   std::size_t chunk_ = 0;  // elements
   std::uint32_t chunks_ = 0;
+  std::vector<std::size_t> takers_;  // who gets the result
   std::vector<const std::byte*> leaves_;
   std::vector<std::byte*> outputs_;
 };
 
 }  // namespace
 
-std::unique_ptr<Algorithm> make_direct_all_reduce(const Call& call) { return std::make_unique<DirectAllReduce>(call); }
+std::unique_ptr<Algorithm> make_direct_reduce(const Call& call) { return std::make_unique<DirectReduce>(call); }
 
 }  // namespace lockstep::collective

@@ -1,0 +1,116 @@
+"""The C interface (include/lockstep/lockstep.h) declared for ctypes. No other file knows its layout."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+
+from lockstep import __version__, _library
+
+
+class Status(IntEnum):
+    OK = 0
+    INVALID_ARGUMENT = 1
+    MISMATCH = 2
+    PEER_LOST = 3
+    TIMEOUT = 4
+    ABORTED = 5
+    UNAVAILABLE = 6
+    SYSTEM = 7
+    INTERNAL = 8
+
+
+class DType(IntEnum):
+    BOOL = 0
+    U8 = 1
+    I8 = 2
+    U16 = 3
+    I16 = 4
+    U32 = 5
+    I32 = 6
+    U64 = 7
+    I64 = 8
+    F16 = 9
+    BF16 = 10
+    F32 = 11
+    F64 = 12
+    C64 = 13
+    C128 = 14
+
+
+class ReduceOp(IntEnum):
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("device", c_int32),
+        ("ndim", c_int32),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("name", c_char_p),
+    ]
+
+
+class ReduceOptions(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("op", c_int32)]
+
+
+# Engines and works are opaque: c_void_p. Each entry: result, arguments.
+_FUNCTIONS = {
+    "ls_version": (c_char_p, []),
+    "ls_last_error": (c_char_p, []),
+    "ls_engine_start": (c_int, [c_void_p, POINTER(c_void_p)]),  # options: always null, which means the environment
+    "ls_engine_stop": (c_int, [c_void_p]),
+    "ls_engine_rank": (c_int, [c_void_p]),
+    "ls_engine_size": (c_int, [c_void_p]),
+    "ls_engine_local_rank": (c_int, [c_void_p]),
+    "ls_engine_local_size": (c_int, [c_void_p]),
+    "ls_all_reduce": (
+        c_int,
+        [c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(ReduceOptions), POINTER(c_void_p)],
+    ),
+    "ls_broadcast": (c_int, [c_void_p, POINTER(Tensor), c_int32, POINTER(c_void_p)]),
+    "ls_barrier": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ls_work_poll": (c_int, [c_void_p, POINTER(c_int)]),
+    "ls_work_wait": (c_int, [c_void_p, c_int64]),
+    "ls_work_free": (None, [c_void_p]),
+    "ls_abort": (c_int, [c_void_p, c_char_p]),
+}
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, (result, arguments) in _FUNCTIONS.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(f"Lockstep: {library._name} has no {name}: it is of another version.") from None
+        function.restype = result
+        function.argtypes = arguments
+    found = library.ls_version().decode()
+    if found != __version__:
+        raise ImportError(
+            f"Lockstep: {library._name} is version {found}, this Python package is version {__version__}. Build both "
+            f"from one source: `pip install .` in the repository."
+        )
+    return library
+
+
+library = _declare(_library.load())
+
+
+def make_tensor(address: int, dtype: DType, shape: tuple[int, ...], name: bytes | None) -> Tensor:
+    """A contiguous tensor in memory of the caller's. ctypes keeps the shape and the name alive with the struct."""
+    extents = (c_int64 * len(shape))(*shape)
+    return Tensor(
+        struct_size=ctypes.sizeof(Tensor), data=address, dtype=dtype, ndim=len(shape), shape=extents, name=name
+    )

@@ -1,0 +1,111 @@
+"""Bringing all ranks to the state of one: parameters, buffers, and what an optimizer remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from lockstep import world
+from lockstep.torch.ops import broadcast_, broadcast_async_, synchronize
+
+_Named = tuple[str | None, torch.Tensor]
+
+
+def broadcast_parameters(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
+    root_rank: int = 0,
+) -> None:
+    """Overwrites the parameters of every rank with those of `root_rank`.
+
+    Takes `model.state_dict()` (which has the buffers too), `model.named_parameters()` or plain tensors.
+    """
+    handles = [broadcast_async_(tensor.detach(), root_rank, name) for name, tensor in _named_tensors(params)]
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Overwrites learning rates, counters and moments of every rank with those of `root_rank`.
+
+    The state travels as plain data (a JSON outline, then the tensors), never pickled, so it may differ in any way
+    between the ranks before: a resumed root and fresh others, for example.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("Lockstep: the state of LBFGS cannot be broadcast; it is rebuilt in its first step.")
+    tensors: list[torch.Tensor] = []
+    outline, failure = "", ""
+    if world.rank() == root_rank:
+        try:
+            outline = json.dumps(_encode(optimizer.state_dict(), tensors))
+        except TypeError as error:
+            failure = str(error)
+    # The root's failure travels too: otherwise the others would wait for tensors that never come.
+    outline, failure = _broadcast_text(outline, root_rank), _broadcast_text(failure, root_rank)
+    if failure:
+        raise TypeError(f"Lockstep: the optimizer state of rank {root_rank} cannot be broadcast: {failure}")
+    if world.rank() == root_rank:
+        broadcast_parameters(tensors, root_rank)
+        return
+    state = _decode(json.loads(outline), tensors)
+    broadcast_parameters(tensors, root_rank)
+    optimizer.load_state_dict(state)
+
+
+def _named_tensors(params: Any) -> list[_Named]:
+    entries = sorted(params.items()) if isinstance(params, Mapping) else list(params)
+    named: list[_Named] = []
+    for entry in entries:
+        name, tensor = entry if isinstance(entry, tuple) else (None, entry)
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"Lockstep: broadcast_parameters takes tensors, but {name or 'an entry'} is a {type(tensor).__name__}. "
+                f"Pass model.state_dict(), model.named_parameters() or a list of tensors."
+            )
+        named.append((name, tensor))
+    return named
+
+
+def _broadcast_text(text: str, root_rank: int) -> str:
+    data = bytearray(text.encode())
+    length = broadcast_(torch.tensor([len(data)], dtype=torch.int64), root_rank)
+    if length.item() == 0:
+        return ""
+    if world.rank() != root_rank:
+        data = bytearray(int(length.item()))
+    broadcast_(torch.frombuffer(data, dtype=torch.uint8), root_rank)
+    return data.decode()
+
+
+def _encode(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """`value` as what JSON can hold: a container or tensor becomes {kind: content}. Tensors are collected in order."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape)]}
+    if isinstance(value, dict):
+        return {"dict": [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encode(item, tensors) for item in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"it holds a {type(value).__name__}; tensors, numbers, texts and containers of them can travel.")
+
+
+def _decode(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `_encode`, with tensors yet to be filled."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        dtype, shape = content
+        tensors.append(torch.empty(shape, dtype=getattr(torch, dtype)))
+        return tensors[-1]
+    if kind == "dict":
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+    items = [_decode(item, tensors) for item in content]
+    return items if kind == "list" else tuple(items)

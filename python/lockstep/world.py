@@ -1,0 +1,96 @@
+"""The one engine of this process, shared by the adapters of all frameworks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from lockstep.engine import Engine
+from lockstep.errors import LockstepError, NotInitializedError
+
+_engine: Engine | None = None
+_started = 0
+
+
+def init() -> None:
+    """Starts the engine and blocks until all ranks have arrived. Does nothing when it runs already.
+
+    The environment is read now, not at import. Without a launcher this is a world of one.
+    """
+    global _engine, _started
+    if _engine is not None:
+        _engine.check_not_forked()
+        return
+    _engine = Engine()
+    if _started == 0:
+        atexit.register(_at_exit)
+    _started += 1
+
+
+def shutdown() -> None:
+    """Leaves the world. `init` may be called again."""
+    global _engine
+    engine, _engine = _engine, None
+    if engine is not None:
+        engine.stop()
+
+
+def is_initialized() -> bool:
+    return _engine is not None and not _engine.forked
+
+
+def engine() -> Engine:
+    if _engine is None:
+        raise NotInitializedError("Lockstep has not been initialized: call init() first.")
+    return _engine
+
+
+def generation() -> int:
+    """How often this process has called `init` with effect. The same on every rank, like the program itself."""
+    engine()
+    return _started
+
+
+def rank() -> int:
+    """This process among all, from 0."""
+    return engine().rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return engine().size
+
+
+def local_rank() -> int:
+    """This process among those of its host."""
+    return engine().local_rank
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return engine().local_size
+
+
+def cross_rank() -> int:
+    """This process among those with its local rank, one per host."""
+    engine()
+    return int(os.environ.get("LOCKSTEP_CROSS_RANK", "0"))
+
+
+def cross_size() -> int:
+    """The number of hosts that have a process with this local rank."""
+    engine()
+    return int(os.environ.get("LOCKSTEP_CROSS_SIZE", "1"))
+
+
+def _at_exit() -> None:
+    # The interpreter leaves an uncaught exception in sys.last_value. It is what the other ranks need to read: without
+    # it they would only learn that this rank is gone. An error of Lockstep's own is known to them already.
+    cause = getattr(sys, "last_value", None)
+    try:
+        if _engine is not None and not _engine.forked and cause is not None and not isinstance(cause, LockstepError):
+            _engine.abort(f"rank {_engine.rank} ended with {type(cause).__name__}: {cause}")
+        shutdown()
+    except LockstepError as error:
+        print(f"Lockstep: while leaving: {error}", file=sys.stderr)

@@ -1,0 +1,27 @@
+"""Worlds of real ranks, started once and used by many tests."""
+
+import os
+
+import pytest
+import ranks
+
+# Tests that use Lockstep in their own process use this source tree's library too.
+os.environ.setdefault("LOCKSTEP_LIBRARY", str(ranks.LIBRARY))
+
+
+def _world(size):
+    if not ranks.LIBRARY.is_file():
+        pytest.fail(f"{ranks.LIBRARY} is not there: build it with `make build`.")
+    world = ranks.Ranks(size)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="session")
+def two():
+    yield from _world(2)
+
+
+@pytest.fixture(scope="session")
+def three():
+    yield from _world(3)

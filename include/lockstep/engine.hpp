@@ -94,11 +94,12 @@ class LOCKSTEP_API Engine {
   Result scatter(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
   Work scatter_async(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
 
-  /// Sends `splits[i]` rows to the i-th rank of the group, in order. Empty splits: equal parts, which must divide evenly.
-  Result all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits = {}, const TensorView& output = {},
-                    const Group& group = {});
-  Work all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits = {}, const TensorView& output = {},
-                        const Group& group = {});
+  /// Sends `splits[i]` rows to the i-th rank of the group, in order. Empty splits: equal parts, which must divide
+  /// evenly.
+  Result all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits = {},
+                    const TensorView& output = {}, const Group& group = {});
+  Work all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits = {},
+                        const TensorView& output = {}, const Group& group = {});
 
   /// One rank to another. The n-th message under a tag meets the n-th receive; shapes must agree.
   void send(const TensorView& tensor, int receiver, int tag = 0);
@@ -110,9 +111,9 @@ class LOCKSTEP_API Engine {
   void barrier(const std::string& name = {}, const Group& group = {});
   Work barrier_async(const std::string& name = {}, const Group& group = {});
 
-  /// This rank has no more data. Until all have joined, the others' operations go on without it: it is a skipped leaf of
-  /// reductions, and gives and gets no rows. As a root, or with rows owed to it, it is an error. Returns the last rank
-  /// that joined, the same everywhere.
+  /// This rank has no more data. Until all have joined, the others' operations go on without it: it is a skipped leaf
+  /// of reductions, and gives and gets no rows. As a root, or with rows owed to it, it is an error. Returns the last
+  /// rank that joined, the same everywhere.
   int join(const Group& group = {});
   Work join_async(const Group& group = {});
 

@@ -12,8 +12,8 @@ namespace negotiation {
 struct Members;
 }  // namespace negotiation
 
-/// Made by `Engine::make_group`; cheap to copy. A default-made one means the world. Ranks keep their numbers of the world,
-/// also as roots and partners; their order in the group is the order of those numbers.
+/// Made by `Engine::make_group`; cheap to copy. A default-made one means the world. Ranks keep their numbers of the
+/// world, also as roots and partners; their order in the group is the order of those numbers.
 class LOCKSTEP_API Group {
  public:
   Group() = default;

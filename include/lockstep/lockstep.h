@@ -29,6 +29,7 @@ typedef enum ls_status {
 } ls_status;
 
 /* Numbers of lockstep::DType and lockstep::ReduceOp. */
+/* clang-format off */
 typedef enum ls_dtype {
   LS_BOOL = 0, LS_U8 = 1, LS_I8 = 2, LS_U16 = 3, LS_I16 = 4, LS_U32 = 5, LS_I32 = 6, LS_U64 = 7, LS_I64 = 8,
   LS_F16 = 9, LS_BF16 = 10, LS_F32 = 11, LS_F64 = 12, LS_C64 = 13, LS_C128 = 14
@@ -36,6 +37,7 @@ typedef enum ls_dtype {
 typedef enum ls_reduce_op {
   LS_AVERAGE = 0, LS_SUM = 1, LS_ADASUM = 2, LS_MIN = 3, LS_MAX = 4, LS_PRODUCT = 5
 } ls_reduce_op;
+/* clang-format on */
 
 typedef struct ls_engine ls_engine;
 typedef struct ls_work ls_work;
@@ -53,7 +55,8 @@ typedef struct ls_tensor {
   const char* name;
 } ls_tensor;
 
-/* Fields that follow `op` may be left out by a smaller struct_size; zero is then their default, except the scales' 1. */
+/* Fields that follow `op` may be left out by a smaller struct_size; zero is then their default, except the scales' 1.
+ */
 typedef struct ls_reduce_options {
   size_t struct_size;
   int32_t op;
@@ -110,7 +113,8 @@ LS_API int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_ten
                          const ls_reduce_options* options, ls_work** work);
 LS_API int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
                      const ls_reduce_options* options, ls_work** work);
-LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, const ls_group* group, ls_work** work);
+LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, const ls_group* group,
+                        ls_work** work);
 LS_API int ls_send(ls_engine* engine, const ls_tensor* tensor, int32_t receiver, int32_t tag, ls_work** work);
 LS_API int ls_receive(ls_engine* engine, const ls_tensor* tensor, int32_t sender, int32_t tag, ls_work** work);
 LS_API int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_work** work);
@@ -122,11 +126,12 @@ LS_API int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, con
 /* These have a result: work must be given, and output may be null, so that the engine makes it. They do not block. */
 LS_API int ls_reduce_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
                              const ls_reduce_options* options, ls_work** work);
-LS_API int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group, ls_work** work);
-LS_API int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
-                     ls_work** work);
-LS_API int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
-                      ls_work** work);
+LS_API int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group,
+                         ls_work** work);
+LS_API int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+                     const ls_group* group, ls_work** work);
+LS_API int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+                      const ls_group* group, ls_work** work);
 /* splits: one number per rank of the group, or null for equal parts. */
 LS_API int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* splits, size_t split_count,
                          const ls_tensor* output, const ls_group* group, ls_work** work);

@@ -16,8 +16,8 @@ class Operation;
 class Core;
 }  // namespace engine
 
-/// What an operation gave. `tensor` lies in the caller's output, or, where the caller gave none, in memory that this object
-/// and its copies keep alive.
+/// What an operation gave. `tensor` lies in the caller's output, or, where the caller gave none, in memory that this
+/// object and its copies keep alive.
 struct Result {
   TensorView tensor;
   /// All-to-all: rows that came from each rank of the group.
@@ -27,8 +27,9 @@ struct Result {
   std::shared_ptr<const void> memory = {};
 };
 
-/// Cheap to copy; all copies stand for the same operation, or the same group of operations. Dropping every copy does not
-/// cancel it. Thread-safe. May outlive the engine: an operation that the engine's stop cut short ends with an error.
+/// Cheap to copy; all copies stand for the same operation, or the same group of operations. Dropping every copy does
+/// not cancel it. Thread-safe. May outlive the engine: an operation that the engine's stop cut short ends with an
+/// error.
 class LOCKSTEP_API Work {
  public:
   Work() = default;
@@ -42,10 +43,12 @@ class LOCKSTEP_API Work {
   /// Blocks until the result is in place; throws the operation's Error. The waiting thread does part of the work.
   void wait() const;
 
-  /// As `wait`, but gives up after `limit` and returns false; the operation goes on. Does not throw the operation's Error.
+  /// As `wait`, but gives up after `limit` and returns false; the operation goes on. Does not throw the operation's
+  /// Error.
   bool wait_for(std::chrono::milliseconds limit) const;
 
-  /// Waits, and gives the result: of operation `index`, in the order of submission, when several were submitted together.
+  /// Waits, and gives the result: of operation `index`, in the order of submission, when several were submitted
+  /// together.
   Result result(std::size_t index = 0) const;
 
  private:

@@ -1,6 +1,4 @@
 // The C interface: translates structs, catches everything, keeps the message per thread.
-#include "lockstep/lockstep.h"
-
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/lockstep.h"
 #include "lockstep/lockstep.hpp"
 
 struct ls_engine {
@@ -73,7 +72,8 @@ Struct take(const Struct* given, const Struct& defaults, const char* what) {
 
 lockstep::TensorView view_of(const ls_tensor* given) {
   const ls_tensor tensor = take(given, ls_tensor{}, "tensor");
-  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) throw Error(ErrorCode::invalid_argument, "tensor without a shape");
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr))
+    throw Error(ErrorCode::invalid_argument, "tensor without a shape");
   lockstep::TensorView view;
   view.data = tensor.data;
   view.dtype = static_cast<lockstep::DType>(tensor.dtype);
@@ -123,7 +123,9 @@ void hand_over(ls_work** target, lockstep::Work work) { required(target, "work")
 
 lockstep::Group group_of(const ls_group* group) { return group != nullptr ? group->group : lockstep::Group(); }
 
-lockstep::TensorView optional_view(const ls_tensor* tensor) { return tensor != nullptr ? view_of(tensor) : lockstep::TensorView(); }
+lockstep::TensorView optional_view(const ls_tensor* tensor) {
+  return tensor != nullptr ? view_of(tensor) : lockstep::TensorView();
+}
 
 lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options),
@@ -188,7 +190,8 @@ int ls_engine_size(const ls_engine* engine) { return engine != nullptr ? engine-
 int ls_engine_local_rank(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_rank() : -1; }
 int ls_engine_local_size(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_size() : -1; }
 
-int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options, ls_work** work) {
+int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options,
+                  ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     const auto reduce = reduce_options_of(options);
@@ -199,8 +202,8 @@ int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* ou
   });
 }
 
-int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count, const ls_reduce_options* options,
-                          ls_work** work) {
+int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count,
+                          const ls_reduce_options* options, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     if (count > 0) required(inputs, "inputs"), required(outputs, "outputs");
@@ -212,7 +215,8 @@ int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_t
   });
 }
 
-int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_reduce_options* options, ls_work** work) {
+int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+              const ls_reduce_options* options, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     auto submitted = target.reduce_async(view_of(input), optional_view(output), root, reduce_options_of(options));
@@ -254,36 +258,40 @@ int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_wo
   });
 }
 
-int ls_reduce_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options, ls_work** work) {
+int ls_reduce_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                      const ls_reduce_options* options, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     hand_over(work, target.reduce_scatter_async(view_of(input), optional_view(output), reduce_options_of(options)));
   });
 }
 
-int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group, ls_work** work) {
+int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group,
+                  ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     hand_over(work, target.all_gather_async(view_of(input), optional_view(output), group_of(group)));
   });
 }
 
-int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group, ls_work** work) {
+int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
+              ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     hand_over(work, target.gather_async(view_of(input), root, optional_view(output), group_of(group)));
   });
 }
 
-int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group, ls_work** work) {
+int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
+               ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     hand_over(work, target.scatter_async(view_of(input), root, optional_view(output), group_of(group)));
   });
 }
 
-int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* splits, size_t split_count, const ls_tensor* output,
-                  const ls_group* group, ls_work** work) {
+int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* splits, size_t split_count,
+                  const ls_tensor* output, const ls_group* group, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     std::vector<std::int64_t> rows;

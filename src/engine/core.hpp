@@ -1,12 +1,12 @@
 // The engine behind the public class: submits, matches, advances and ends operations.
 //
-// There is no fixed thread of execution. Whoever waits for an operation drives all of them (`progress`, under one lock);
-// the engine's own thread does it only for operations that nobody waits for. So a blocking call made while nothing else
-// is under way never changes threads.
+// There is no fixed thread of execution. Whoever waits for an operation drives all of them (`progress`, under one
+// lock); the engine's own thread does it only for operations that nobody waits for. So a blocking call made while
+// nothing else is under way never changes threads.
 #pragma once
 
-#include <condition_variable>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -61,8 +61,8 @@ class Core {
   void run();
   void run_background(std::unique_lock<std::mutex>& lock);
 
-  // How often each name was used since the group's last join. Ranks that had joined have missed some, so counting starts
-  // again when all have.
+  // How often each name was used since the group's last join. Ranks that had joined have missed some, so counting
+  // starts again when all have.
   struct Series {
     std::uint64_t joins = 0;
     std::unordered_map<std::string, std::uint64_t> uses;

@@ -36,7 +36,8 @@ Request request_for(Kind kind, const TensorView& input, const TensorView& output
   return request;
 }
 
-Request reduction(Kind kind, const TensorView& input, const TensorView& output, const ReduceOptions& options, int root = -1) {
+Request reduction(Kind kind, const TensorView& input, const TensorView& output, const ReduceOptions& options,
+                  int root = -1) {
   Request request = request_for(kind, input, output, options.group, root);
   request.op = options.op;
   request.prescale = options.prescale;
@@ -51,15 +52,17 @@ Request barrier_request(const std::string& name, const Group& group) {
   return request_for(Kind::barrier, nothing, {}, group);
 }
 
-Request all_to_all_request(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output, const Group& group, int size) {
+Request all_to_all_request(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
+                           const Group& group, int size) {
   Request request = request_for(Kind::all_to_all, input, output, group);
   request.splits = splits;
   if (!splits.empty()) return request;
   const auto parts = static_cast<std::int64_t>(group.members() ? group.ranks().size() : static_cast<std::size_t>(size));
   const std::int64_t rows = input.shape.empty() ? 1 : input.shape.front();
   if (rows % parts != 0) {
-    throw Error(ErrorCode::invalid_argument, "all-to-all of '" + input.name + "': " + std::to_string(rows) + " rows do not divide evenly among " +
-                                                 std::to_string(parts) + " ranks. Pass splits.");
+    throw Error(ErrorCode::invalid_argument, "all-to-all of '" + input.name + "': " + std::to_string(rows) +
+                                                 " rows do not divide evenly among " + std::to_string(parts) +
+                                                 " ranks. Pass splits.");
   }
   request.splits.assign(static_cast<std::size_t>(parts), rows / parts);
   return request;
@@ -69,7 +72,8 @@ Request pair_request(Kind kind, const TensorView& tensor, int sender, int receiv
   // A pair is matched by its ranks and tag; a name would only get in the way.
   TensorView unnamed = tensor;
   unnamed.name.clear();
-  Request request = kind == Kind::send ? request_for(kind, unnamed, {}, {}, sender) : request_for(kind, unnamed, unnamed, {}, sender);
+  Request request =
+      kind == Kind::send ? request_for(kind, unnamed, {}, {}, sender) : request_for(kind, unnamed, unnamed, {}, sender);
   request.partner = kind == Kind::send ? receiver : sender;
   request.receiver = receiver;
   request.tag = tag;
@@ -99,10 +103,13 @@ Work Engine::all_reduce_async(const TensorView& input, const TensorView& output,
   return run_async(core_, reduction(Kind::all_reduce, input, output, options));
 }
 
-void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) { all_reduce_async(tensors, options).wait(); }
+void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
+  all_reduce_async(tensors, options).wait();
+}
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   std::vector<std::shared_ptr<engine::Operation>> operations;
-  for (const TensorPair& pair : tensors) operations.push_back(core_->submit(reduction(Kind::all_reduce, pair.input, pair.output, options), true));
+  for (const TensorPair& pair : tensors)
+    operations.push_back(core_->submit(reduction(Kind::all_reduce, pair.input, pair.output, options), true));
   return {std::move(operations), core_};
 }
 
@@ -148,24 +155,32 @@ Work Engine::scatter_async(const TensorView& input, int root, const TensorView& 
   return run_async(core_, request_for(Kind::scatter, input, output, group, root));
 }
 
-Result Engine::all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output, const Group& group) {
+Result Engine::all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
+                          const Group& group) {
   return run_for_result(core_, all_to_all_request(input, splits, output, group, size()));
 }
-Work Engine::all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output, const Group& group) {
+Work Engine::all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits,
+                              const TensorView& output, const Group& group) {
   return run_async(core_, all_to_all_request(input, splits, output, group, size()));
 }
 
-void Engine::send(const TensorView& tensor, int receiver, int tag) { run(*core_, pair_request(Kind::send, tensor, rank(), receiver, tag)); }
+void Engine::send(const TensorView& tensor, int receiver, int tag) {
+  run(*core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
+}
 Work Engine::send_async(const TensorView& tensor, int receiver, int tag) {
   return run_async(core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
 }
-void Engine::receive(const TensorView& tensor, int sender, int tag) { run(*core_, pair_request(Kind::receive, tensor, sender, rank(), tag)); }
+void Engine::receive(const TensorView& tensor, int sender, int tag) {
+  run(*core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
+}
 Work Engine::receive_async(const TensorView& tensor, int sender, int tag) {
   return run_async(core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
 }
 
 void Engine::barrier(const std::string& name, const Group& group) { run(*core_, barrier_request(name, group)); }
-Work Engine::barrier_async(const std::string& name, const Group& group) { return run_async(core_, barrier_request(name, group)); }
+Work Engine::barrier_async(const std::string& name, const Group& group) {
+  return run_async(core_, barrier_request(name, group));
+}
 
 int Engine::join(const Group& group) { return join_async(group).result().last_joined; }
 Work Engine::join_async(const Group& group) { return run_async(core_, request_for(Kind::join, {}, {}, group)); }
@@ -207,7 +222,10 @@ bool Work::wait_for(std::chrono::milliseconds limit) const {
 Result Work::result(std::size_t index) const {
   wait();
   const auto& operation = operations_.at(index);
-  return {.tensor = operation->result, .received = operation->received, .last_joined = operation->last_joined, .memory = operation};
+  return {.tensor = operation->result,
+          .received = operation->received,
+          .last_joined = operation->last_joined,
+          .memory = operation};
 }
 
 }  // namespace lockstep

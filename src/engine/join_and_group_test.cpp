@@ -58,7 +58,8 @@ TEST_P(JoinAndGroup, UnevenDataEndsForEverybody) {
           run(core, by_contributors);
           EXPECT_EQ(mean.back(), 7.0F);
 
-          const auto gathered = core.submit({.kind = Kind::all_gather, .input = view(sums.data(), elements), .output = {}}, true);
+          const auto gathered =
+              core.submit({.kind = Kind::all_gather, .input = view(sums.data(), elements), .output = {}}, true);
           core.wait(*gathered);
           Core::check(*gathered);
           EXPECT_EQ(gathered->result.elements(), static_cast<std::int64_t>(elements) * (size() - step));
@@ -79,7 +80,12 @@ TEST_P(JoinAndGroup, AJoinedRootAndRowsOwedToAJoinedRankAreErrors) {
       Request exchange{.kind = Kind::all_to_all, .input = view(values, static_cast<std::size_t>(size())), .output = {}};
       exchange.splits.assign(static_cast<std::size_t>(size()), 1);
       EXPECT_NE(failure_of(core, exchange).find("to rank 0, which has joined"), std::string::npos);
-      EXPECT_NE(failure_of(core, {.kind = Kind::send, .input = view(values, 100), .output = {}, .root = core.options().rank, .partner = 0, .receiver = 0})
+      EXPECT_NE(failure_of(core, {.kind = Kind::send,
+                                  .input = view(values, 100),
+                                  .output = {},
+                                  .root = core.options().rank,
+                                  .partner = 0,
+                                  .receiver = 0})
                     .find("rank 0 has joined"),
                 std::string::npos);
     }
@@ -137,14 +143,20 @@ TEST_P(JoinAndGroup, OneGroupNeverWaitsForAnother) {
     if (rank % 2 == 1) {
       // The odd ranks enter only after rank 0 tells them that the even ones are through.
       float told = 0;
-      run(core, {.kind = Kind::receive, .input = view(&told, 1), .output = view(&told, 1), .root = 0, .partner = 0, .receiver = rank});
+      run(core, {.kind = Kind::receive,
+                 .input = view(&told, 1),
+                 .output = view(&told, 1),
+                 .root = 0,
+                 .partner = 0,
+                 .receiver = rank});
       EXPECT_EQ(told, 1.0F);
     }
     for (int i = 0; i < 20; ++i) run(core, together);
     if (rank == 0) {
       float word = 1;
       for (int peer = 1; peer < size(); peer += 2) {
-        run(core, {.kind = Kind::send, .input = view(&word, 1), .output = {}, .root = 0, .partner = peer, .receiver = peer});
+        run(core,
+            {.kind = Kind::send, .input = view(&word, 1), .output = {}, .root = 0, .partner = peer, .receiver = peer});
       }
     }
   });
@@ -183,8 +195,12 @@ TEST_P(JoinAndGroup, NanPropagatesThroughMinAndMax) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, JoinAndGroup, testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(1, 2, 3, 5)),
-                         [](const auto& test) { return std::string(name_of(std::get<0>(test.param))) + std::to_string(std::get<1>(test.param)); });
+INSTANTIATE_TEST_SUITE_P(Worlds, JoinAndGroup,
+                         testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(1, 2, 3, 5)),
+                         [](const auto& test) {
+                           return std::string(name_of(std::get<0>(test.param))) +
+                                  std::to_string(std::get<1>(test.param));
+                         });
 
 }  // namespace
 }  // namespace lockstep::engine

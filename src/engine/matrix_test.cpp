@@ -1,5 +1,5 @@
-// Every operation x element type x reduction x way of calling, against a plain reference, at 1 to 8 ranks on both transports.
-// By default a covering subset; LOCKSTEP_TEST_FULL=1 runs all of it.
+// Every operation x element type x reduction x way of calling, against a plain reference, at 1 to 8 ranks on both
+// transports. By default a covering subset; LOCKSTEP_TEST_FULL=1 runs all of it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,21 +45,36 @@ template <class Visitor>
 auto visit_type(DType dtype, ReduceOp op, const Visitor& visit) {
   const bool average = op == ReduceOp::average;
   switch (dtype) {
-    case DType::boolean: return visit(Plain<std::uint8_t>());
-    case DType::u8: return average ? visit(Plain<std::uint8_t, std::uint64_t>()) : visit(Plain<std::uint8_t>());
-    case DType::i8: return average ? visit(Plain<std::int8_t, std::int64_t>()) : visit(Plain<std::int8_t>());
-    case DType::u16: return average ? visit(Plain<std::uint16_t, std::uint64_t>()) : visit(Plain<std::uint16_t>());
-    case DType::i16: return average ? visit(Plain<std::int16_t, std::int64_t>()) : visit(Plain<std::int16_t>());
-    case DType::u32: return average ? visit(Plain<std::uint32_t, std::uint64_t>()) : visit(Plain<std::uint32_t>());
-    case DType::i32: return average ? visit(Plain<std::int32_t, std::int64_t>()) : visit(Plain<std::int32_t>());
-    case DType::u64: return visit(Plain<std::uint64_t>());
-    case DType::i64: return visit(Plain<std::int64_t>());
-    case DType::f16: return visit(Half());
-    case DType::bf16: return visit(Brain());
-    case DType::f32: return visit(Plain<float>());
-    case DType::f64: return visit(Plain<double>());
-    case DType::c64: return visit(Plain<std::complex<float>>());
-    case DType::c128: return visit(Plain<std::complex<double>>());
+    case DType::boolean:
+      return visit(Plain<std::uint8_t>());
+    case DType::u8:
+      return average ? visit(Plain<std::uint8_t, std::uint64_t>()) : visit(Plain<std::uint8_t>());
+    case DType::i8:
+      return average ? visit(Plain<std::int8_t, std::int64_t>()) : visit(Plain<std::int8_t>());
+    case DType::u16:
+      return average ? visit(Plain<std::uint16_t, std::uint64_t>()) : visit(Plain<std::uint16_t>());
+    case DType::i16:
+      return average ? visit(Plain<std::int16_t, std::int64_t>()) : visit(Plain<std::int16_t>());
+    case DType::u32:
+      return average ? visit(Plain<std::uint32_t, std::uint64_t>()) : visit(Plain<std::uint32_t>());
+    case DType::i32:
+      return average ? visit(Plain<std::int32_t, std::int64_t>()) : visit(Plain<std::int32_t>());
+    case DType::u64:
+      return visit(Plain<std::uint64_t>());
+    case DType::i64:
+      return visit(Plain<std::int64_t>());
+    case DType::f16:
+      return visit(Half());
+    case DType::bf16:
+      return visit(Brain());
+    case DType::f32:
+      return visit(Plain<float>());
+    case DType::f64:
+      return visit(Plain<double>());
+    case DType::c64:
+      return visit(Plain<std::complex<float>>());
+    case DType::c128:
+      return visit(Plain<std::complex<double>>());
   }
   return visit(Plain<float>());
 }
@@ -71,16 +86,21 @@ A join(DType dtype, ReduceOp op, A a, A b) {
   } else {
     if (dtype == DType::boolean) return op == ReduceOp::sum || op == ReduceOp::max ? std::max(a, b) : std::min(a, b);
     switch (op) {
-      case ReduceOp::min: return std::min(a, b);
-      case ReduceOp::max: return std::max(a, b);
-      case ReduceOp::product: return static_cast<A>(a * b);
-      default: return static_cast<A>(a + b);
+      case ReduceOp::min:
+        return std::min(a, b);
+      case ReduceOp::max:
+        return std::max(a, b);
+      case ReduceOp::product:
+        return static_cast<A>(a * b);
+      default:
+        return static_cast<A>(a + b);
     }
   }
 }
 
 // The reduction of all ranks' tensors, by definition; an empty leaf is absent.
-Bytes reference(DType dtype, ReduceOp op, const std::vector<Bytes>& leaves, std::size_t elements, std::uint64_t divisor) {
+Bytes reference(DType dtype, ReduceOp op, const std::vector<Bytes>& leaves, std::size_t elements,
+                std::uint64_t divisor) {
   Bytes result(elements * size_of(dtype));
   visit_type(dtype, op, [&](auto type) {
     using Type = decltype(type);
@@ -116,9 +136,11 @@ Bytes values(DType dtype, int rank, std::size_t elements, unsigned salt = 0) {
       if (dtype == DType::boolean) {
         element = static_cast<T>(number % 2);
       } else if (dtype == DType::f16) {
-        if constexpr (sizeof(T) == 2) element = static_cast<T>(f16_from_f32(static_cast<float>(random() % 4096) / 1024 - 2));
+        if constexpr (sizeof(T) == 2)
+          element = static_cast<T>(f16_from_f32(static_cast<float>(random() % 4096) / 1024 - 2));
       } else if (dtype == DType::bf16) {
-        if constexpr (sizeof(T) == 2) element = static_cast<T>(bf16_from_f32(static_cast<float>(random() % 4096) / 1024 - 2));
+        if constexpr (sizeof(T) == 2)
+          element = static_cast<T>(bf16_from_f32(static_cast<float>(random() % 4096) / 1024 - 2));
       } else if constexpr (std::is_integral_v<T>) {
         element = static_cast<T>(number - (std::is_signed_v<T> ? 2 : 0));
       } else {
@@ -175,9 +197,10 @@ struct Case {
 };
 
 std::string text_of(const Case& one, const char* what, const Core& core) {
-  return std::string(what) + " of " + lockstep::name_of(one.dtype) + " [" + std::to_string(one.rows) + ", " + std::to_string(one.columns) + "]" +
-         (one.in_heap ? " in the heap" : " in private memory") + (one.background ? " async" : "") + " on rank " + std::to_string(core.options().rank) +
-         " of " + std::to_string(core.options().size);
+  return std::string(what) + " of " + lockstep::name_of(one.dtype) + " [" + std::to_string(one.rows) + ", " +
+         std::to_string(one.columns) + "]" + (one.in_heap ? " in the heap" : " in private memory") +
+         (one.background ? " async" : "") + " on rank " + std::to_string(core.options().rank) + " of " +
+         std::to_string(core.options().size);
 }
 
 Core::OperationPtr complete(Core& core, const Request& request, bool background) {
@@ -208,20 +231,23 @@ void check_reductions(Core& core, const Case& one) {
     Tensor reduced(core, Bytes(mine.size()), one.dtype, {one.rows, one.columns}, one.in_heap);
     request = {.kind = Kind::reduce, .input = input.view, .output = reduced.view, .op = op, .root = root};
     complete(core, request, one.background);
-    EXPECT_EQ(reduced.content(), rank == root ? expected : Bytes(mine.size())) << text_of(one, "reduce", core) << " " << lockstep::name_of(op);
+    EXPECT_EQ(reduced.content(), rank == root ? expected : Bytes(mine.size()))
+        << text_of(one, "reduce", core) << " " << lockstep::name_of(op);
 
     request = {.kind = Kind::reduce_scatter, .input = input.view, .output = {}, .op = op};
     const auto scattered = complete(core, request, one.background);
     const auto part = collective::equal_part(one.rows, static_cast<std::size_t>(rank), static_cast<std::size_t>(size));
     const auto row = static_cast<std::size_t>(one.columns) * width;
     const auto* first = expected.data() + static_cast<std::size_t>(part.first) * row;
-    EXPECT_EQ(content_of(*scattered), Bytes(first, first + static_cast<std::size_t>(part.count) * row)) << text_of(one, "reduce-scatter", core);
+    EXPECT_EQ(content_of(*scattered), Bytes(first, first + static_cast<std::size_t>(part.count) * row))
+        << text_of(one, "reduce-scatter", core);
     EXPECT_EQ(scattered->result.shape, (std::vector<std::int64_t>{part.count, one.columns}));
 
     Tensor in_place(core, mine, one.dtype, {one.rows, one.columns}, one.in_heap);
     request = {.kind = Kind::all_reduce, .input = in_place.view, .output = in_place.view, .op = op};
     complete(core, request, one.background);
-    EXPECT_EQ(in_place.content(), expected) << text_of(one, "all-reduce in place", core) << " " << lockstep::name_of(op);
+    EXPECT_EQ(in_place.content(), expected)
+        << text_of(one, "all-reduce in place", core) << " " << lockstep::name_of(op);
   }
 }
 
@@ -257,10 +283,12 @@ void check_movements(Core& core, const Case& one) {
   Tensor whole(core, all, one.dtype, {all_rows, one.columns}, one.in_heap);
   TensorView scattered_input = whole.view;
   if (rank != root) scattered_input = {.data = nullptr, .dtype = one.dtype, .shape = {}};
-  const auto scattered = complete(core, {.kind = Kind::scatter, .input = scattered_input, .output = {}, .root = root}, one.background);
+  const auto scattered =
+      complete(core, {.kind = Kind::scatter, .input = scattered_input, .output = {}, .root = root}, one.background);
   const auto part = collective::equal_part(all_rows, static_cast<std::size_t>(rank), static_cast<std::size_t>(size));
   const auto* first = all.data() + static_cast<std::size_t>(part.first) * row_bytes;
-  EXPECT_EQ(content_of(*scattered), Bytes(first, first + static_cast<std::size_t>(part.count) * row_bytes)) << text_of(one, "scatter", core);
+  EXPECT_EQ(content_of(*scattered), Bytes(first, first + static_cast<std::size_t>(part.count) * row_bytes))
+      << text_of(one, "scatter", core);
 
   // Rank a sends (a + b) % 3 rows to rank b.
   auto rows_between = [](int from, int to) { return static_cast<std::int64_t>((from + to) % 3); };
@@ -283,7 +311,8 @@ void check_movements(Core& core, const Case& one) {
     const Bytes theirs = sent_by(peer);
     const auto start = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(before) * row_bytes);
     expected.insert(expected.end(), theirs.begin() + start,
-                    theirs.begin() + start + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rows_between(peer, rank)) * row_bytes));
+                    theirs.begin() + start +
+                        static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rows_between(peer, rank)) * row_bytes));
   }
   const auto received = complete(core, exchange, one.background);
   EXPECT_EQ(content_of(*received), expected) << text_of(one, "all-to-all", core);
@@ -304,14 +333,29 @@ void check_pairs(Core& core, const Case& one) {
   std::vector<Core::OperationPtr> operations;
   std::vector<std::unique_ptr<Tensor>> tensors;
   for (int tag : {0, 1}) {
-    tensors.push_back(std::make_unique<Tensor>(core, values(one.dtype, rank, elements, 10U + static_cast<unsigned>(tag)), one.dtype,
-                                               std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
-    operations.push_back(core.submit({.kind = Kind::send, .input = tensors.back()->view, .output = {}, .root = rank, .partner = next, .receiver = next, .tag = tag}, true));
+    tensors.push_back(
+        std::make_unique<Tensor>(core, values(one.dtype, rank, elements, 10U + static_cast<unsigned>(tag)), one.dtype,
+                                 std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
+    operations.push_back(core.submit({.kind = Kind::send,
+                                      .input = tensors.back()->view,
+                                      .output = {},
+                                      .root = rank,
+                                      .partner = next,
+                                      .receiver = next,
+                                      .tag = tag},
+                                     true));
   }
   for (int tag : {1, 0}) {
-    tensors.push_back(std::make_unique<Tensor>(core, Bytes(elements * size_of(one.dtype)), one.dtype, std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
-    operations.push_back(core.submit({.kind = Kind::receive, .input = tensors.back()->view, .output = tensors.back()->view, .root = before,
-                                      .partner = before, .receiver = rank, .tag = tag}, true));
+    tensors.push_back(std::make_unique<Tensor>(core, Bytes(elements * size_of(one.dtype)), one.dtype,
+                                               std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
+    operations.push_back(core.submit({.kind = Kind::receive,
+                                      .input = tensors.back()->view,
+                                      .output = tensors.back()->view,
+                                      .root = before,
+                                      .partner = before,
+                                      .receiver = rank,
+                                      .tag = tag},
+                                     true));
   }
   for (const auto& operation : operations) core.wait(*operation);
   for (const auto& operation : operations) Core::check(*operation);
@@ -351,8 +395,12 @@ TEST_P(Matrix, EveryOperationMatchesItsDefinition) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Matrix, testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(1, 2, 3, 4, 5, 8)),
-                         [](const auto& test) { return std::string(name_of(std::get<0>(test.param))) + std::to_string(std::get<1>(test.param)); });
+INSTANTIATE_TEST_SUITE_P(Worlds, Matrix,
+                         testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(1, 2, 3, 4, 5, 8)),
+                         [](const auto& test) {
+                           return std::string(name_of(std::get<0>(test.param))) +
+                                  std::to_string(std::get<1>(test.param));
+                         });
 
 }  // namespace
 }  // namespace lockstep::engine

@@ -36,7 +36,8 @@ const Gathering& Matcher::arrive(int rank, const MembersPtr& members, const tran
     gathering.arrivals.resize(members->ranks.size());
   }
   const auto index = gathering.members->index_of(rank);
-  if (!index || gathering.arrivals[*index]) throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
+  if (!index || gathering.arrivals[*index])
+    throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
   gathering.arrivals[*index] = notice;
   return gathering;
 }

@@ -39,11 +39,13 @@ inline bool is_reduction(Kind kind) {
 struct Party {
   int rank = 0;
   bool present = true;               ///< false: it has joined, gives nothing and gets nothing
-  const std::byte* input = nullptr;  ///< readable here; nullptr when this rank's memory cannot be reached, or has none
+  const std::byte* input = nullptr;  ///< readable here; nullptr when this process does not see it, or there is none
   std::byte* output = nullptr;       ///< writable here; nullptr likewise
-  bool carried = false;              ///< `input` points into the notice itself and needs no care of its owner
-  std::uint64_t position = 0;        ///< of its notice
-  std::int64_t rows = 0;             ///< first dimension of its input
+  transport::Place input_place = transport::kNowhere;   ///< as announced; to be read from when `input` is nullptr
+  transport::Place output_place = transport::kNowhere;  ///< to be written to when `output` is nullptr
+  bool carried = false;                  ///< `input` points into the notice itself and needs no care of its owner
+  std::uint64_t position = 0;            ///< of its notice
+  std::int64_t rows = 0;                 ///< first dimension of its input
   const std::int64_t* splits = nullptr;  ///< all-to-all: rows for each party, when readable here
 };
 

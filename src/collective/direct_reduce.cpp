@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "collective/algorithm.hpp"
+#include "collective/reach.hpp"
 #include "collective/reduce_kernel.hpp"
 
 namespace lockstep::collective {
@@ -20,7 +21,7 @@ constexpr int kChunksAtOnce = 8;  // before other operations get their turn
 
 class DirectReduce final : public Algorithm {
  public:
-  explicit DirectReduce(const Call& call) : call_(call), shared_(*call.transport->shared()) {
+  explicit DirectReduce(const Call& call) : call_(call), shared_(*call.transport->shared()), reach_(call_) {
     const Party& first = call_.first_present();
     scratch_ = shared_.scratch(first.rank, first.position);
     const std::size_t share = call_.bytes() / call_.present();
@@ -37,11 +38,7 @@ class DirectReduce final : public Algorithm {
   bool advance() override {
     // A look first: claiming past the end would make the counter grow for ever.
     for (int i = 0; i < kChunksAtOnce && next().load(std::memory_order_relaxed) < chunks_; ++i) {
-      if (!shared_.begin_access()) return false;
-      const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
-      if (chunk < chunks_) work(chunk);
-      shared_.end_access();
-      if (chunk >= chunks_) break;
+      if (!claim_and_work()) break;
       // The last chunk completes it for everybody: those who sleep must hear of it.
       if (done().fetch_add(1, std::memory_order_seq_cst) + 1 == chunks_) call_.transport->ring_everybody();
     }
@@ -52,25 +49,44 @@ class DirectReduce final : public Algorithm {
   std::atomic<std::uint32_t>& next() { return scratch_[0]; }
   std::atomic<std::uint32_t>& done() { return scratch_[1]; }
 
-  void work(std::uint32_t chunk) {
-    const std::size_t start = chunk * chunk_;
-    const std::size_t offset = start * size_of(call_.dtype);
-    for (std::size_t i = 0; i < call_.count(); ++i) {
-      leaves_[i] = call_.parties[i].present ? call_.parties[i].input + offset : nullptr;
+  bool claim_and_work() {
+    const transport::Access access(&shared_);
+    if (!access) return false;
+    const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
+    return chunk < chunks_ && work(chunk);
+  }
+
+  // False when a party is gone; then the chunk stays undone, and the verdict over that party ends the operation.
+  bool work(std::uint32_t chunk) {
+    const std::size_t width = size_of(call_.dtype);
+    const std::size_t end = std::min((chunk + 1) * chunk_, call_.elements) * width;
+    const std::size_t step = std::min(reach_.block_bytes(), chunk_ * width);
+    for (std::size_t offset = chunk * chunk_ * width; offset < end; offset += step) {
+      const std::size_t bytes = std::min(step, end - offset);
+      for (std::size_t i = 0; i < call_.count(); ++i) {
+        if (!call_.parties[i].present) continue;
+        leaves_[i] = reach_.input(i, offset, bytes);
+        if (leaves_[i] == nullptr) return false;
+      }
+      for (std::size_t i = 0; i < takers_.size(); ++i) outputs_[i] = reach_.output(takers_[i], offset, bytes);
+      reduce({.dtype = call_.dtype,
+              .op = call_.op,
+              .leaves = leaves_,
+              .outputs = outputs_,
+              .elements = bytes / width,
+              .divisor = call_.divisor,
+              .prescale = call_.prescale,
+              .postscale = call_.postscale});
+      for (std::size_t taker : takers_) {
+        if (!reach_.deliver(taker, offset, bytes)) return false;
+      }
     }
-    for (std::size_t i = 0; i < takers_.size(); ++i) outputs_[i] = call_.parties[takers_[i]].output + offset;
-    reduce({.dtype = call_.dtype,
-            .op = call_.op,
-            .leaves = leaves_,
-            .outputs = outputs_,
-            .elements = std::min(chunk_, call_.elements - start),
-            .divisor = call_.divisor,
-            .prescale = call_.prescale,
-            .postscale = call_.postscale});
+    return true;
   }
 
   Call call_;
   transport::SharedMemory& shared_;
+  Reach reach_;
   std::atomic<std::uint32_t>* scratch_;
   std::size_t chunk_ = 0;  // elements
   std::uint32_t chunks_ = 0;

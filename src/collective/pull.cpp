@@ -5,8 +5,10 @@
 // have their result. What came with a notice needs no counting: the notice stays until it is released.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "collective/algorithm.hpp"
+#include "collective/reach.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "collective/routes.hpp"
 #include "lockstep/error.hpp"
@@ -19,8 +21,7 @@ constexpr std::size_t kPiece = 512 * 1024;  // bytes between two looks for a ver
 class Pull final : public Algorithm {
  public:
   explicit Pull(const Call& call)
-      : call_(call), self_(static_cast<std::size_t>(call.self)), shared_(call.transport->shared()) {
-    settle_splits(call_);
+      : call_(call), self_(static_cast<std::size_t>(call.self)), shared_(call.transport->shared()), reach_(call_) {
     bool counted = false;
     for (std::size_t i = 0; i < call_.count(); ++i) counted |= gives(call_, i) && !call_.parties[i].carried;
     if (counted && shared_ != nullptr) {
@@ -28,10 +29,13 @@ class Pull final : public Algorithm {
       finished_ = shared_->scratch(first.rank, first.position);
     }
     try {
+      settle_splits(call_);
       output_ = call_.make_output(result_rows(call_));
-    } catch (const Error&) {
-      count_as_finished();  // an unusable output is this rank's problem alone
-      throw;
+    } catch (const Error& error) {
+      // This rank takes nothing, but others may still be reading what it gives: it ends with them.
+      problem_ = error;
+      fetched_ = true;
+      count_as_finished();
     }
   }
 
@@ -42,7 +46,9 @@ class Pull final : public Algorithm {
       count_as_finished();
     }
     const bool read_by_others = finished_ != nullptr && gives(call_, self_);
-    return !read_by_others || finished_->load(std::memory_order_acquire) == call_.present();
+    if (read_by_others && finished_->load(std::memory_order_acquire) != call_.present()) return false;
+    if (problem_) throw *problem_;
+    return true;
   }
 
  private:
@@ -51,13 +57,13 @@ class Pull final : public Algorithm {
     if (finished_->fetch_add(1, std::memory_order_seq_cst) + 1 == call_.present()) call_.transport->ring_everybody();
   }
 
-  // False when the world has ended meanwhile.
+  // False when the world has ended meanwhile, or a party is gone, which will end it.
   template <class Copy>
   bool in_pieces(std::size_t bytes, const Copy& copy) {
-    for (std::size_t at = 0; at < bytes; at += kPiece) {
-      if (shared_ != nullptr && !shared_->begin_access()) return false;
-      copy(at, std::min(kPiece, bytes - at));
-      if (shared_ != nullptr) shared_->end_access();
+    const std::size_t piece = std::min(kPiece, reach_.block_bytes());
+    for (std::size_t at = 0; at < bytes; at += piece) {
+      const transport::Access access(shared_);
+      if (!access || !copy(at, std::min(piece, bytes - at))) return false;
     }
     return true;
   }
@@ -65,11 +71,17 @@ class Pull final : public Algorithm {
   bool fetch() {
     for (std::size_t source = 0; source < call_.count(); ++source) {
       const Route way = route(call_, source, self_);
-      const std::byte* from = call_.parties[source].input + way.from;
       std::byte* to = output_ + way.to;
-      if (way.bytes == 0 || from == to) continue;
-      if (!in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) { std::memcpy(to + at, from + at, bytes); }))
-        return false;
+      if (way.bytes == 0 || call_.parties[source].input + way.from == to) continue;
+      const bool fetched = in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) {
+        if (call_.parties[source].input == nullptr) {
+          const Party& party = call_.parties[source];
+          return shared_->read(party.rank, party.input_place, way.from + at, {to + at, bytes});
+        }
+        std::memcpy(to + at, call_.parties[source].input + way.from + at, bytes);
+        return true;
+      });
+      if (!fetched) return false;
     }
     return true;
   }
@@ -79,7 +91,9 @@ class Pull final : public Algorithm {
     std::vector<const std::byte*> leaves(call_.count(), nullptr);
     return in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) {
       for (std::size_t i = 0; i < call_.count(); ++i) {
-        if (call_.parties[i].present) leaves[i] = call_.parties[i].input + way.from + at;
+        if (!call_.parties[i].present) continue;
+        leaves[i] = reach_.input(i, way.from + at, bytes);
+        if (leaves[i] == nullptr) return false;
       }
       std::byte* target = output_ + way.to + at;
       reduce({.dtype = call_.dtype,
@@ -90,15 +104,18 @@ class Pull final : public Algorithm {
               .divisor = call_.divisor,
               .prescale = call_.prescale,
               .postscale = call_.postscale});
+      return true;
     });
   }
 
   Call call_;
   std::size_t self_;
   transport::SharedMemory* shared_;
+  Reach reach_;
   std::byte* output_ = nullptr;
   std::atomic<std::uint32_t>* finished_ = nullptr;
   bool fetched_ = false;
+  std::optional<Error> problem_;
 };
 
 }  // namespace

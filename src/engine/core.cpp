@@ -224,8 +224,19 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
     operation->algorithm = collective::choose(call_for(*operation, gathering));
     running_.push_back(operation);
   } catch (const Error& error) {
-    fail(operation, error);
+    give_up(operation, error);
   }
+}
+
+// A mistake of this rank's caller, or one that every rank sees alike, ends the operation here. When the machine refuses
+// to do its part, the others would wait for it in vain, so the world ends.
+void Core::give_up(const OperationPtr& operation, const Error& error) {
+  if (error.code() != ErrorCode::system && error.code() != ErrorCode::internal) return fail(operation, error);
+  transport_->pronounce(
+      {.code = error.code(),
+       .rank = transport_->rank(),
+       .text = fmt::format("rank {} failed in {}: {}", transport_->rank(), text_of(*operation), error.what())});
+  end_world(*transport_->verdict());
 }
 
 collective::Call Core::call_for(Operation& operation, const negotiation::Gathering& gathering) {
@@ -313,7 +324,7 @@ bool Core::progress() {
       }
       finish(operation);  // takes it out of running_
     } catch (const Error& error) {
-      fail(operation, error);
+      give_up(operation, error);
     }
     any = true;
   }
@@ -408,6 +419,10 @@ void Core::look_after_peers() {
     const Health health = transport_->health(peer);
     if (health == Health::alive) continue;
     if (health != Health::left) {
+      // What everybody had done before it died is complete all the same; and as long as nothing waits for the dead,
+      // there is nothing to fail.
+      progress();
+      if (pending_.empty() || ended_) return;
       const std::string doing = pending_.empty() ? "nothing" : text_of(*pending_.begin()->second);
       transport_->pronounce(
           {.code = ErrorCode::peer_lost,

@@ -82,6 +82,7 @@ class Core {
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
+  void give_up(const OperationPtr& operation, const Error& error);
   void close(Operation& operation);
   void look_after_peers();
   void report_stalls();

@@ -6,9 +6,11 @@
 
 namespace lockstep::transport {
 
-/// Where a tensor lies: an offset into its owner's arena. Peers on the same host can read and write it there.
+/// Where a tensor lies: an offset into its owner's arena, which all peers on the host have mapped, or, with the highest
+/// bit set, an address in its owner's private memory.
 using Place = std::uint64_t;
 inline constexpr Place kNowhere = ~Place{0};
+inline constexpr Place kPrivate = Place{1} << 63;
 
 inline constexpr std::size_t kInlineBytes = 80;
 

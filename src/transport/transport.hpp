@@ -40,10 +40,19 @@ class SharedMemory {
  public:
   virtual ~SharedMemory() = default;
 
+  /// nullptr for private memory of another process, which only `read` and `write` reach.
   virtual std::byte* at(int owner, Place place) = 0;
 
   /// kNowhere unless all of it lies in this rank's arena.
   virtual Place place_of(const void* address, std::size_t bytes) = 0;
+
+  /// A place for memory outside the arena, if every peer can read and write it there; otherwise kNowhere.
+  virtual Place private_place(const void* address) = 0;
+
+  /// Copies between this rank's memory and private memory of `owner`, `offset` bytes from `place`. False when the owner
+  /// is gone. Throws Error(system) when the operating system refuses.
+  virtual bool read(int owner, Place place, std::size_t offset, std::span<std::byte> to) = 0;
+  virtual bool write(int owner, Place place, std::size_t offset, std::span<const std::byte> from) = 0;
 
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void deallocate(void* block) = 0;
@@ -54,6 +63,23 @@ class SharedMemory {
   /// Brackets any access to a peer's memory. False: the world has ended, hands off.
   virtual bool begin_access() = 0;
   virtual void end_access() = 0;
+};
+
+/// Brackets access to peers' memory, also when an exception ends it. Without shared memory it is always allowed.
+class Access {
+ public:
+  explicit Access(SharedMemory* shared) : shared_(shared), allowed_(shared == nullptr || shared->begin_access()) {}
+  ~Access() {
+    if (allowed_ && shared_ != nullptr) shared_->end_access();
+  }
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+
+  explicit operator bool() const { return allowed_; }
+
+ private:
+  SharedMemory* shared_;
+  bool allowed_;
 };
 
 /// Bytes from one rank to another.

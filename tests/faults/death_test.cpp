@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "../multi_process/processes.hpp"
 
@@ -113,6 +114,20 @@ TEST(Death, OfAStoppedRankIsNamedWithinFiveSeconds) {
   // On waking it learns that the world went on without it.
   ::kill(ranks.pid(1), SIGCONT);
   EXPECT_NE(ranks.wait(1).said.find("lost rank 1"), std::string::npos);
+}
+
+// A program may end without stopping its engine. What it has completed by then is complete for the others too.
+TEST(Death, AfterTheLastOperationIsNobodysFailure) {
+  for (int round = 0; round < 30; ++round) {
+    Processes ranks(4, [](Engine& engine) -> std::string {
+      std::vector<float> values(200'000, 1.0F);
+      const TensorView tensor{.data = values.data(), .shape = {200'000}};
+      for (int i = 0; i < 3; ++i) engine.all_reduce(tensor, tensor);
+      engine.barrier();
+      Processes::end_at_once("fine");
+    });
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.wait(rank).said, "fine");
+  }
 }
 
 TEST(Death, AOneSecondStopIsNoFailure) {

@@ -91,6 +91,43 @@ TEST(EngineProcesses, TensorsInTheHeapAreReducedWithoutACopy) {
   EXPECT_EQ(ranks.wait(1).said, "right");
 }
 
+// Large tensors outside the heap are read and written in place by the peers, after a first one that goes through it.
+TEST(EngineProcesses, PrivateMemoryGivesTheSameBitsAsTheHeap) {
+  Processes ranks(3, [](Engine& engine) {
+    constexpr std::size_t kElements = 300'007;
+    std::vector<float> original(kElements);
+    for (std::size_t i = 0; i < kElements; ++i) {
+      original[i] = 1.0F / static_cast<float>(1 + i + static_cast<std::size_t>(engine.rank()) * 7919);
+    }
+    auto* heap = static_cast<float*>(engine.allocate(kElements * sizeof(float)));
+    std::copy(original.begin(), original.end(), heap);
+    const TensorView shared{.data = heap, .shape = {kElements}};
+    engine.all_reduce(shared, shared);
+    for (int round = 0; round < 5; ++round) {
+      std::vector<float> in_place = original, output(kElements);
+      engine.all_reduce(view(in_place), view(in_place));
+      engine.all_reduce(view(original), view(output));
+      if (std::memcmp(in_place.data(), heap, kElements * sizeof(float)) != 0) return std::string("in place differs");
+      if (std::memcmp(output.data(), heap, kElements * sizeof(float)) != 0) return std::string("out of place differs");
+      const Result part = engine.reduce_scatter(view(original));
+      const std::size_t base = kElements / 3, extra = kElements % 3, rank = static_cast<std::size_t>(engine.rank());
+      const std::size_t first = rank * base + std::min(rank, extra);
+      if (std::memcmp(part.tensor.data, heap + first, part.tensor.bytes()) != 0)
+        return std::string("reduce-scatter differs");
+      const Result all = engine.all_gather(view(in_place));
+      for (std::size_t i = 0; i < 3; ++i) {
+        if (std::memcmp(static_cast<float*>(all.tensor.data) + i * kElements, heap, kElements * sizeof(float)) != 0) {
+          return std::string("all-gather differs");
+        }
+      }
+      engine.broadcast(view(output), round % 3);
+    }
+    engine.deallocate(heap);
+    return std::string("same");
+  });
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait(rank).said, "same");
+}
+
 TEST(EngineProcesses, AForkedChildIsRefusedAndHarmless) {
   Processes ranks(2, [](Engine& engine) {
     engine.barrier();

@@ -45,6 +45,7 @@ class Processes {
       if (pid == 0) {
         ::close(ends[0]);
         ready_end_ = ready_[1];
+        words_end_ = ends[1];
         run_child(ends[1], body, base);
       }
       ::close(ends[1]);
@@ -62,6 +63,12 @@ class Processes {
     }
     ::close(ready_[0]);
     ::close(ready_[1]);
+  }
+
+  /// Ends the calling child as it is, its engine still running.
+  [[noreturn]] static void end_at_once(const std::string& said) {
+    static_cast<void>(!::write(words_end_, said.data(), said.size()));
+    ::_exit(0);
   }
 
   /// Called by a body that has reached the point of interest.
@@ -112,6 +119,7 @@ class Processes {
   std::vector<Child> children_;
   int ready_[2] = {-1, -1};
   static inline int ready_end_ = -1;
+  static inline int words_end_ = -1;
   static inline int counter_ = 0;
 };
 

@@ -37,6 +37,8 @@ struct ControlHead {
   alignas(kLine) std::atomic<std::uint32_t> bell;  // anybody adds one; sleepers wait for the change
   std::atomic<std::uint32_t> sleepers;
   alignas(kLine) std::atomic<std::uint32_t> accessing;  // 1 while this rank touches its peers' memory
+  alignas(kLine) std::atomic<std::uint64_t> probe;      // address of a word that peers try to read, 0 before
+  std::atomic<std::uint32_t> reads_all;  // 1: this rank can read every peer's private memory; 2: it cannot
   VerdictRecord verdict;
 };
 

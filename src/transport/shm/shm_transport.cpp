@@ -1,15 +1,17 @@
 #include "transport/shm/shm_transport.hpp"
 
 #include <sched.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
-#include "base/cpu.hpp"
+#include "base/fd.hpp"
 #include "base/futex.hpp"
+#include "base/log.hpp"
 #include "heap/arena.hpp"
 #include "transport/shm/control_block.hpp"
 #include "transport/shm/stop_detector.hpp"
@@ -19,6 +21,8 @@ namespace {
 
 using shm::ControlBlock;
 using shm::StopDetector;
+
+constexpr std::uint64_t kProbeWord = 0x6b63'6f6c'7473'7065ULL;
 
 class ShmTransport final : public Transport, private SharedMemory {
  public:
@@ -161,7 +165,10 @@ class ShmTransport final : public Transport, private SharedMemory {
     }
   }
 
-  void arrive() override { segment_->liveness(rank_).hold(getpid()); }
+  void arrive() override {
+    segment_->liveness(rank_).hold(getpid());
+    mine_.head().probe.store(reinterpret_cast<std::uint64_t>(&probe_word_), std::memory_order_release);
+  }
   void leave() override {
     segment_->liveness(rank_).leave();
     ring_everybody();
@@ -170,7 +177,23 @@ class ShmTransport final : public Transport, private SharedMemory {
  private:
   // --- shared memory
 
-  std::byte* at(int owner, Place place) override { return segment_->arena(owner) + place; }
+  std::byte* at(int owner, Place place) override {
+    if ((place & kPrivate) == 0) return segment_->arena(owner) + place;
+    return is_here(owner) ? reinterpret_cast<std::byte*>(place & ~kPrivate) : nullptr;
+  }
+
+  Place private_place(const void* address) override {
+    if (!pulling_) pulling_ = everybody_reads_everybody();
+    if (!*pulling_) return kNowhere;
+    return reinterpret_cast<Place>(address) | kPrivate;
+  }
+
+  bool read(int owner, Place place, std::size_t offset, std::span<std::byte> to) override {
+    return copy(&process_vm_readv, owner, place, offset, to.data(), to.size());
+  }
+  bool write(int owner, Place place, std::size_t offset, std::span<const std::byte> from) override {
+    return copy(&process_vm_writev, owner, place, offset, const_cast<std::byte*>(from.data()), from.size());
+  }
 
   Place place_of(const void* address, std::size_t bytes) override {
     if (!arena_.contains(address, bytes)) return kNowhere;
@@ -191,6 +214,65 @@ class ShmTransport final : public Transport, private SharedMemory {
     return false;
   }
   void end_access() override { mine_.head().accessing.store(0, std::memory_order_seq_cst); }
+
+  // --- private memory of other processes
+
+  // Ranks that are threads of one process share all memory.
+  bool is_here(int peer) const { return segment_->liveness(peer).pid() == getpid(); }
+
+  using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+  bool copy(Copy call, int owner, Place place, std::size_t offset, std::byte* local, std::size_t bytes) {
+    const pid_t pid = segment_->liveness(owner).pid();
+    for (std::size_t done = 0; done < bytes;) {
+      const iovec here{.iov_base = local + done, .iov_len = bytes - done};
+      const iovec there{.iov_base = reinterpret_cast<void*>((place & ~kPrivate) + offset + done),
+                        .iov_len = bytes - done};
+      const ssize_t moved = call(pid, &here, 1, &there, 1, 0);
+      if (moved < 0 && errno == ESRCH) return false;
+      // A process that is being torn down has no memory any more, though it may still be there.
+      if (moved <= 0 && segment_->liveness(owner).probe() != heap::Life::alive) return false;
+      if (moved <= 0) throw_errno("reach the memory of rank " + std::to_string(owner));
+      done += static_cast<std::size_t>(moved);
+    }
+    return true;
+  }
+
+  // nullopt while some have not tried yet. Whether a process may read another depends on limits that differ from host
+  // to host (ptrace_scope, containers), so it is tried out, by every rank on every peer, and used only if all
+  // succeeded.
+  std::optional<bool> everybody_reads_everybody() {
+    auto& mine = mine_.head();
+    if (mine.reads_all.load(std::memory_order_relaxed) == 0) {
+      const auto tried = reads_every_peer();
+      if (!tried) return std::nullopt;
+      mine.reads_all.store(*tried ? 1 : 2, std::memory_order_release);
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      const std::uint32_t verdict = block(peer).head().reads_all.load(std::memory_order_acquire);
+      if (verdict == 0) return std::nullopt;
+      if (verdict == 2) {
+        log::info(rank_, "rank " + std::to_string(peer) +
+                             " may not read its peers' memory; tensors outside the heap are copied through it");
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::optional<bool> reads_every_peer() {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_ || is_here(peer)) continue;
+      const std::uint64_t address = block(peer).head().probe.load(std::memory_order_acquire);
+      if (address == 0) return std::nullopt;
+      std::uint64_t word = 0;
+      const iovec here{.iov_base = &word, .iov_len = sizeof word};
+      const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = sizeof word};
+      const ssize_t read = process_vm_readv(segment_->liveness(peer).pid(), &here, 1, &there, 1, 0);
+      if (read != static_cast<ssize_t>(sizeof word) || word != kProbeWord) return false;
+    }
+    return true;
+  }
 
   ControlBlock block(int rank) const { return {segment_->control(rank), size_}; }
 
@@ -219,6 +301,8 @@ class ShmTransport final : public Transport, private SharedMemory {
   std::vector<Reader> readers_;
   std::uint64_t posted_ = 0;
   std::uint64_t free_until_ = 0;
+  std::uint64_t probe_word_ = kProbeWord;
+  std::optional<bool> pulling_;
 };
 
 }  // namespace

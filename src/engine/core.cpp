@@ -56,14 +56,17 @@ Core::~Core() { stop(); }
 // --- submitting
 
 Core::OperationPtr Core::submit(Request request, bool background) {
+  std::lock_guard lock(mutex_);
+  return submit_locked(std::move(request), background);
+}
+
+Core::OperationPtr Core::submit_locked(Request request, bool background) {
+  refuse_if_unusable();
   if (!request.group) request.group = groups_.world();
   check_request(request, transport_->rank());
   auto operation = std::make_shared<Operation>(std::move(request));
   announce_in(operation->notice, operation->request);
   operation->background = background;
-
-  std::unique_lock lock(mutex_);
-  refuse_if_unusable();
   if (has_joined(operation->request.group->id, transport_->rank())) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
@@ -74,9 +77,9 @@ Core::OperationPtr Core::submit(Request request, bool background) {
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
   if (in_step_) step_operations_.push_back(operation);
+  if (background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
   post_queued();
-  if (background && !operation->ended() && background_++ == 0) wake_.notify_all();
   return operation;
 }
 
@@ -94,6 +97,12 @@ void Core::refuse_if_unusable() const {
 // message of a sender to a receiver under one tag.
 void Core::assign_identity(Operation& operation) {
   const Request& request = operation.request;
+  Series& series = series_[request.group->id];
+  if (counts_by_order(request)) {
+    operation.order = series.unnamed++;
+    operation.notice.head.id = identity_by_order(request.group->id, series.joins, operation.order);
+    return;
+  }
   const std::string key = name_key(request);
   if (names_in_flight_.contains(key)) {
     throw Error(
@@ -101,7 +110,6 @@ void Core::assign_identity(Operation& operation) {
         fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
                     request.input.name));
   }
-  Series& series = series_[request.group->id];
   operation.order = series.uses[key]++;
   Hasher id;
   id.add(std::string_view(key));
@@ -300,6 +308,7 @@ void Core::end_join(Operation& operation, const negotiation::Gathering& gatherin
   joined_.erase(operation.request.group->id);
   Series& series = series_[operation.request.group->id];
   ++series.joins;
+  series.unnamed = 0;
   series.uses.clear();
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
@@ -364,7 +373,7 @@ void Core::close(Operation& operation) {
   if (!operation.request.input.name.empty()) names_in_flight_.erase(name_key(operation.request));
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
-  if (operation.background && background_ > 0) --background_;
+  if (operation.background) --background_;
   pending_.erase(id);
 }
 

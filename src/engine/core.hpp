@@ -40,6 +40,9 @@ class Core {
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
   OperationPtr submit(Request request, bool background);
 
+  /// Submits, waits and throws the operation's error: a blocking call. Tiny ones take a short cut (express.cpp).
+  void run_to_end(Request request);
+
   /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
   bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt);
 
@@ -65,10 +68,18 @@ class Core {
   // starts again when all have.
   struct Series {
     std::uint64_t joins = 0;
+    std::uint64_t unnamed = 0;
     std::unordered_map<std::string, std::uint64_t> uses;
   };
 
+  struct Express;
+
   // All below: REQUIRES mutex_.
+  OperationPtr submit_locked(Request request, bool background);
+  bool is_express(const Request& request) const;
+  OperationPtr try_express(const Request& request);
+  bool gather_express(Express& express);
+  OperationPtr adopt(const Request& request, const Express& express);
   bool progress();
   bool take_notices();
   void take_notice(int peer, const transport::NoticeRef& notice);

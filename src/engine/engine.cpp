@@ -12,12 +12,6 @@ using collective::Kind;
 using engine::Core;
 using engine::Request;
 
-void run(Core& core, Request request) {
-  const auto operation = core.submit(std::move(request), /*background=*/false);
-  core.wait(*operation);
-  Core::check(*operation);
-}
-
 Work run_async(const std::shared_ptr<Core>& core, Request request) {
   return {{core->submit(std::move(request), /*background=*/true)}, core};
 }
@@ -97,7 +91,7 @@ int Engine::local_rank() const noexcept { return core_->options().local_rank; }
 int Engine::local_size() const noexcept { return core_->options().local_size; }
 
 void Engine::all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  run(*core_, reduction(Kind::all_reduce, input, output, options));
+  core_->run_to_end(reduction(Kind::all_reduce, input, output, options));
 }
 Work Engine::all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
   return run_async(core_, reduction(Kind::all_reduce, input, output, options));
@@ -114,7 +108,7 @@ Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceO
 }
 
 void Engine::reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
-  run(*core_, reduction(Kind::reduce, input, output, options, root));
+  core_->run_to_end(reduction(Kind::reduce, input, output, options, root));
 }
 Work Engine::reduce_async(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
   return run_async(core_, reduction(Kind::reduce, input, output, options, root));
@@ -128,7 +122,7 @@ Work Engine::reduce_scatter_async(const TensorView& input, const TensorView& out
 }
 
 void Engine::broadcast(const TensorView& tensor, int root, const Group& group) {
-  run(*core_, request_for(Kind::broadcast, tensor, tensor, group, root));
+  core_->run_to_end(request_for(Kind::broadcast, tensor, tensor, group, root));
 }
 Work Engine::broadcast_async(const TensorView& tensor, int root, const Group& group) {
   return run_async(core_, request_for(Kind::broadcast, tensor, tensor, group, root));
@@ -165,19 +159,19 @@ Work Engine::all_to_all_async(const TensorView& input, const std::vector<std::in
 }
 
 void Engine::send(const TensorView& tensor, int receiver, int tag) {
-  run(*core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
+  core_->run_to_end(pair_request(Kind::send, tensor, rank(), receiver, tag));
 }
 Work Engine::send_async(const TensorView& tensor, int receiver, int tag) {
   return run_async(core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
 }
 void Engine::receive(const TensorView& tensor, int sender, int tag) {
-  run(*core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
+  core_->run_to_end(pair_request(Kind::receive, tensor, sender, rank(), tag));
 }
 Work Engine::receive_async(const TensorView& tensor, int sender, int tag) {
   return run_async(core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
 }
 
-void Engine::barrier(const std::string& name, const Group& group) { run(*core_, barrier_request(name, group)); }
+void Engine::barrier(const std::string& name, const Group& group) { core_->run_to_end(barrier_request(name, group)); }
 Work Engine::barrier_async(const std::string& name, const Group& group) {
   return run_async(core_, barrier_request(name, group));
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/hash.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "negotiation/description.hpp"
 
@@ -123,12 +124,21 @@ void announce_in(transport::Notice& notice, const Request& request) {
   }
 }
 
+bool counts_by_order(const Request& request) {
+  return request.input.name.empty() && !is_pair(request.kind) && request.kind != Kind::join &&
+         request.kind != Kind::new_group;
+}
+
+std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins, std::uint64_t order) {
+  const std::uint64_t words[] = {group, joins, order};
+  Hasher id;
+  id.add(words, sizeof words);
+  return id.value();
+}
+
 std::string name_key(const Request& request) {
   if (is_pair(request.kind)) return fmt::format("pair {} {} {}", request.root, request.receiver, request.tag);
-  const char* series = request.kind == Kind::join        ? "join"
-                       : request.kind == Kind::new_group ? "new"
-                       : request.input.name.empty()      ? "order"
-                                                         : "name";
+  const char* series = request.kind == Kind::join ? "join" : request.kind == Kind::new_group ? "new" : "name";
   return fmt::format("{} {} {}", series, request.group->id, request.input.name);
 }
 

@@ -18,6 +18,12 @@ void announce_in(transport::Notice& notice, const Request& request);
 /// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag.
 std::string name_key(const Request& request);
 
+/// True for operations that have no name and are no pair: they are counted in the order of submission.
+bool counts_by_order(const Request& request);
+
+/// The number of the `order`-th of them.
+std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins, std::uint64_t order);
+
 /// Who must announce the operation.
 negotiation::MembersPtr members_of(const Request& request, int rank);
 negotiation::MembersPtr pair_of(int one, int other);

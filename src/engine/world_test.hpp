@@ -72,12 +72,8 @@ inline TensorView view(void* data, std::size_t elements, const std::string& name
   return {.data = data, .dtype = dtype, .shape = {static_cast<std::int64_t>(elements)}, .name = name};
 }
 
-/// Submits, waits and throws the error, as a blocking call of the public interface does.
-inline void run(Core& core, Request request) {
-  const auto operation = core.submit(std::move(request), false);
-  core.wait(*operation);
-  Core::check(*operation);
-}
+/// A blocking call, as the public interface makes it.
+inline void run(Core& core, Request request) { core.run_to_end(std::move(request)); }
 
 inline Request all_reduce(void* data, std::size_t elements, const std::string& name = {}, ReduceOp op = ReduceOp::sum) {
   return {.kind = collective::Kind::all_reduce,

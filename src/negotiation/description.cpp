@@ -21,35 +21,37 @@ using transport::NoticeDetail;
 // Dimensions from outermost to innermost in memory, four bits each. Throws unless the elements lie without gaps.
 std::uint32_t memory_order(const TensorView& tensor) {
   const std::size_t n = tensor.shape.size();
+  if (tensor.strides.empty()) {
+    std::uint32_t row_major = 0;
+    for (std::size_t i = 0; i < n; ++i) row_major |= static_cast<std::uint32_t>(i) << (4 * i);
+    return row_major;
+  }
   std::vector<std::size_t> order(n);
   std::iota(order.begin(), order.end(), std::size_t{0});
-  if (!tensor.strides.empty()) {
-    if (tensor.strides.size() != n) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("tensor '{}' has {} dimensions but {} strides", tensor.name, n, tensor.strides.size()));
+  if (tensor.strides.size() != n) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("tensor '{}' has {} dimensions but {} strides", tensor.name, n, tensor.strides.size()));
+  }
+  // Dimensions of extent 1 may have any stride; they keep their place.
+  std::vector<std::size_t> real;
+  for (std::size_t d : order) {
+    if (tensor.shape[d] != 1) real.push_back(d);
+  }
+  std::stable_sort(real.begin(), real.end(), [&](auto a, auto b) { return tensor.strides[a] > tensor.strides[b]; });
+  std::int64_t expected = 1;
+  for (auto d = real.rbegin(); d != real.rend(); ++d) {
+    if (tensor.strides[*d] != expected && tensor.elements() > 0) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("tensor '{}' of shape [{}] with strides [{}] has gaps or overlaps in memory. Pass a dense tensor "
+                      "(PyTorch: tensor.contiguous()).",
+                      tensor.name, fmt::join(tensor.shape, ", "), fmt::join(tensor.strides, ", ")));
     }
-    // Dimensions of extent 1 may have any stride; they keep their place.
-    std::vector<std::size_t> real;
-    for (std::size_t d : order) {
-      if (tensor.shape[d] != 1) real.push_back(d);
-    }
-    std::stable_sort(real.begin(), real.end(), [&](auto a, auto b) { return tensor.strides[a] > tensor.strides[b]; });
-    std::int64_t expected = 1;
-    for (auto d = real.rbegin(); d != real.rend(); ++d) {
-      if (tensor.strides[*d] != expected && tensor.elements() > 0) {
-        throw Error(
-            ErrorCode::invalid_argument,
-            fmt::format(
-                "tensor '{}' of shape [{}] with strides [{}] has gaps or overlaps in memory. Pass a dense tensor "
-                "(PyTorch: tensor.contiguous()).",
-                tensor.name, fmt::join(tensor.shape, ", "), fmt::join(tensor.strides, ", ")));
-      }
-      expected *= tensor.shape[*d];
-    }
-    auto next = real.begin();
-    for (auto& d : order) {
-      if (tensor.shape[d] != 1) d = *next++;
-    }
+    expected *= tensor.shape[*d];
+  }
+  auto next = real.begin();
+  for (auto& d : order) {
+    if (tensor.shape[d] != 1) d = *next++;
   }
   std::uint32_t code = 0;
   for (std::size_t i = 0; i < n; ++i) code |= static_cast<std::uint32_t>(order[i]) << (4 * i);

@@ -4,9 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "lockstep/export.hpp"
+#include "lockstep/group.hpp"
 #include "lockstep/options.hpp"
 #include "lockstep/types.hpp"
 #include "lockstep/work.hpp"
@@ -15,6 +18,18 @@ namespace lockstep {
 
 struct ReduceOptions {
   ReduceOp op = ReduceOp::sum;
+  /// Each input is multiplied by the first, the result by the second. Must be the same on all ranks.
+  double prescale = 1.0;
+  double postscale = 1.0;
+  /// While ranks have joined, an average divides by the size of the group. True: by those who contributed.
+  bool average_over_contributors = false;
+  Group group = {};
+};
+
+/// A tensor and where its result goes.
+struct TensorPair {
+  TensorView input;
+  TensorView output;
 };
 
 /// An object, not a global: a process may hold several, and start and stop them as often as it likes.
@@ -22,8 +37,11 @@ struct ReduceOptions {
 /// Threads: every method may be called from any thread, except that the destructor must not race with other calls.
 /// Matching: an operation with a name meets the operation of that name on the other ranks, whatever order each rank
 /// submits in; the n-th use of a name meets the n-th use. Operations without a name meet in the order of submission.
+/// Each group counts by itself, and operations of one group never wait for those of another.
 /// Errors: wrong arguments throw at the call. Ranks that disagree about an operation all get Error(mismatch) from it.
 /// When a peer dies, every pending and later operation on this engine throws Error(peer_lost) that names the rank.
+/// Rows: operations that cut or join tensors do so along the first dimension, whose slices must lie one after another.
+/// Results: where the output is left without memory, the engine makes it (see Result).
 class LOCKSTEP_API Engine {
  public:
   /// Starts with `Options::from_environment()`.
@@ -48,13 +66,59 @@ class LOCKSTEP_API Engine {
   void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
   Work all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
 
+  /// Several at once, as one unit of work.
+  void all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
+  Work all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
+
+  /// As all_reduce, but only `root` gets the result; the others need no output.
+  void reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options = {});
+  Work reduce_async(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options = {});
+
+  /// Reduces, and gives each rank its part of the rows; the first ranks get one more when they do not divide evenly.
+  Result reduce_scatter(const TensorView& input, const TensorView& output = {}, const ReduceOptions& options = {});
+  Work reduce_scatter_async(const TensorView& input, const TensorView& output = {}, const ReduceOptions& options = {});
+
   /// Copies `root`'s tensor to all ranks, in place.
-  void broadcast(const TensorView& tensor, int root);
-  Work broadcast_async(const TensorView& tensor, int root);
+  void broadcast(const TensorView& tensor, int root, const Group& group = {});
+  Work broadcast_async(const TensorView& tensor, int root, const Group& group = {});
+
+  /// All ranks' rows, in rank order; each may give another number of them.
+  Result all_gather(const TensorView& input, const TensorView& output = {}, const Group& group = {});
+  Work all_gather_async(const TensorView& input, const TensorView& output = {}, const Group& group = {});
+
+  /// As all_gather, but only `root` gets them.
+  Result gather(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+  Work gather_async(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+
+  /// Gives each rank its part of the root's rows, cut as in reduce_scatter. Elsewhere `input` needs only type and name.
+  Result scatter(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+  Work scatter_async(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+
+  /// Sends `splits[i]` rows to the i-th rank of the group, in order. Empty splits: equal parts, which must divide
+  /// evenly.
+  Result all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits = {},
+                    const TensorView& output = {}, const Group& group = {});
+  Work all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits = {},
+                        const TensorView& output = {}, const Group& group = {});
+
+  /// One rank to another. The n-th message under a tag meets the n-th receive; shapes must agree.
+  void send(const TensorView& tensor, int receiver, int tag = 0);
+  Work send_async(const TensorView& tensor, int receiver, int tag = 0);
+  void receive(const TensorView& tensor, int sender, int tag = 0);
+  Work receive_async(const TensorView& tensor, int sender, int tag = 0);
 
   /// Returns when every rank has called it.
-  void barrier(const std::string& name = {});
-  Work barrier_async(const std::string& name = {});
+  void barrier(const std::string& name = {}, const Group& group = {});
+  Work barrier_async(const std::string& name = {}, const Group& group = {});
+
+  /// This rank has no more data. Until all have joined, the others' operations go on without it: it is a skipped leaf
+  /// of reductions, and gives and gets no rows. As a root, or with rows owed to it, it is an error. Returns the last
+  /// rank that joined, the same everywhere.
+  int join(const Group& group = {});
+  Work join_async(const Group& group = {});
+
+  /// Called by each of its members, in the same order among groups of the same ranks. Does not wait for them.
+  Group make_group(const std::vector<int>& ranks);
 
   /// Brackets one training step. `end_step` waits for the operations submitted since `begin_step` and returns the
   /// number of steps completed.
@@ -65,7 +129,7 @@ class LOCKSTEP_API Engine {
   void abort(const std::string& reason);
 
   /// Memory that all ranks of this host can read and write: tensors that live here are reduced where they are.
-  /// 64-byte aligned. Returns nullptr when the heap is full or absent. Free it before the engine goes.
+  /// 128-byte aligned. Returns nullptr when the heap is full or absent. Free it before the engine goes.
   void* allocate(std::size_t bytes);
   void deallocate(void* block);
 

@@ -29,6 +29,7 @@ typedef enum ls_status {
 } ls_status;
 
 /* Numbers of lockstep::DType and lockstep::ReduceOp. */
+/* clang-format off */
 typedef enum ls_dtype {
   LS_BOOL = 0, LS_U8 = 1, LS_I8 = 2, LS_U16 = 3, LS_I16 = 4, LS_U32 = 5, LS_I32 = 6, LS_U64 = 7, LS_I64 = 8,
   LS_F16 = 9, LS_BF16 = 10, LS_F32 = 11, LS_F64 = 12, LS_C64 = 13, LS_C128 = 14
@@ -36,9 +37,11 @@ typedef enum ls_dtype {
 typedef enum ls_reduce_op {
   LS_AVERAGE = 0, LS_SUM = 1, LS_ADASUM = 2, LS_MIN = 3, LS_MAX = 4, LS_PRODUCT = 5
 } ls_reduce_op;
+/* clang-format on */
 
 typedef struct ls_engine ls_engine;
 typedef struct ls_work ls_work;
+typedef struct ls_group ls_group;
 
 /* A tensor of the caller's. strides may be null (row-major, contiguous); name may be null (matched by order). */
 typedef struct ls_tensor {
@@ -52,10 +55,28 @@ typedef struct ls_tensor {
   const char* name;
 } ls_tensor;
 
+/* Fields that follow `op` may be left out by a smaller struct_size; zero is then their default, except the scales' 1.
+ */
 typedef struct ls_reduce_options {
   size_t struct_size;
   int32_t op;
+  int32_t average_over_contributors;
+  double prescale;
+  double postscale;
+  const struct ls_group* group; /* null: the world */
 } ls_reduce_options;
+
+/* What an operation gave. The memory belongs to the work handle and lives as long as it. */
+typedef struct ls_result {
+  size_t struct_size;
+  void* data;
+  int32_t dtype;
+  int32_t ndim;
+  int64_t shape[8];
+  const int64_t* received; /* all-to-all: rows from each rank of the group */
+  size_t received_count;
+  int32_t last_joined; /* join */
+} ls_result;
 
 #define LS_EPOCH_AUTOMATIC UINT32_MAX
 
@@ -90,13 +111,42 @@ LS_API int ls_engine_local_size(const ls_engine* engine);
  * input == output means in place; options may be null (sum). */
 LS_API int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
                          const ls_reduce_options* options, ls_work** work);
-LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, ls_work** work);
-LS_API int ls_barrier(ls_engine* engine, const char* name, ls_work** work);
+LS_API int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+                     const ls_reduce_options* options, ls_work** work);
+LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, const ls_group* group,
+                        ls_work** work);
+LS_API int ls_send(ls_engine* engine, const ls_tensor* tensor, int32_t receiver, int32_t tag, ls_work** work);
+LS_API int ls_receive(ls_engine* engine, const ls_tensor* tensor, int32_t sender, int32_t tag, ls_work** work);
+LS_API int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_work** work);
+
+/* Several all-reduces as one unit of work. Arrays of `count`; outputs may equal inputs. */
+LS_API int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count,
+                                 const ls_reduce_options* options, ls_work** work);
+
+/* These have a result: work must be given, and output may be null, so that the engine makes it. They do not block. */
+LS_API int ls_reduce_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                             const ls_reduce_options* options, ls_work** work);
+LS_API int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group,
+                         ls_work** work);
+LS_API int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+                     const ls_group* group, ls_work** work);
+LS_API int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+                      const ls_group* group, ls_work** work);
+/* splits: one number per rank of the group, or null for equal parts. */
+LS_API int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* splits, size_t split_count,
+                         const ls_tensor* output, const ls_group* group, ls_work** work);
+LS_API int ls_join(ls_engine* engine, const ls_group* group, ls_work** work);
+
+/* Called by each member. The handle may be freed while operations of the group are under way. */
+LS_API int ls_group_make(ls_engine* engine, const int32_t* ranks, size_t count, ls_group** group);
+LS_API void ls_group_free(ls_group* group);
 
 /* *done is 1 once the operation has ended, well or not. */
 LS_API int ls_work_poll(ls_work* work, int* done);
 /* Waits for at most timeout_ms (negative: no limit of the caller's); LS_TIMEOUT if the operation still goes on. */
 LS_API int ls_work_wait(ls_work* work, int64_t timeout_ms);
+/* Waits, and fills in the result of operation `index` of the handle. */
+LS_API int ls_work_result(ls_work* work, size_t index, ls_result* result);
 LS_API void ls_work_free(ls_work* work);
 
 LS_API int ls_begin_step(ls_engine* engine);

@@ -3,6 +3,7 @@
 
 #include "lockstep/engine.hpp"
 #include "lockstep/error.hpp"
+#include "lockstep/group.hpp"
 #include "lockstep/options.hpp"
 #include "lockstep/types.hpp"
 #include "lockstep/version.hpp"

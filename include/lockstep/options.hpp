@@ -11,7 +11,8 @@
 
 namespace lockstep {
 
-/// Every field has a sensible default; `Options::from_environment` fills them from LOCKSTEP_* variables (docs/settings.md).
+/// Every field has a sensible default; `Options::from_environment` fills them from LOCKSTEP_* variables
+/// (docs/settings.md).
 struct LOCKSTEP_API Options {
   int rank = 0;
   int size = 1;

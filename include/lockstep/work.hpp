@@ -1,10 +1,13 @@
-// The handle of an asynchronous operation.
+// The handle of an asynchronous operation, and its result.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "lockstep/export.hpp"
+#include "lockstep/types.hpp"
 
 namespace lockstep {
 
@@ -13,14 +16,26 @@ class Operation;
 class Core;
 }  // namespace engine
 
-/// Cheap to copy; all copies stand for the same operation. Dropping every copy does not cancel it.
-/// Thread-safe. May outlive the engine: an operation that the engine's stop cut short ends with an error.
+/// What an operation gave. `tensor` lies in the caller's output, or, where the caller gave none, in memory that this
+/// object and its copies keep alive.
+struct Result {
+  TensorView tensor;
+  /// All-to-all: rows that came from each rank of the group.
+  std::vector<std::int64_t> received = {};
+  /// Join: the last rank that joined, the same everywhere.
+  int last_joined = -1;
+  std::shared_ptr<const void> memory = {};
+};
+
+/// Cheap to copy; all copies stand for the same operation, or the same group of operations. Dropping every copy does
+/// not cancel it. Thread-safe. May outlive the engine: an operation that the engine's stop cut short ends with an
+/// error.
 class LOCKSTEP_API Work {
  public:
   Work() = default;
-  Work(std::shared_ptr<engine::Operation> operation, std::shared_ptr<engine::Core> core);
+  Work(std::vector<std::shared_ptr<engine::Operation>> operations, std::shared_ptr<engine::Core> core);
 
-  bool valid() const noexcept { return operation_ != nullptr; }
+  bool valid() const noexcept { return core_ != nullptr; }
 
   /// True once the result is in place or the operation has failed. Never blocks.
   bool poll() const;
@@ -28,11 +43,16 @@ class LOCKSTEP_API Work {
   /// Blocks until the result is in place; throws the operation's Error. The waiting thread does part of the work.
   void wait() const;
 
-  /// As `wait`, but gives up after `limit` and returns false; the operation goes on.
+  /// As `wait`, but gives up after `limit` and returns false; the operation goes on. Does not throw the operation's
+  /// Error.
   bool wait_for(std::chrono::milliseconds limit) const;
 
+  /// Waits, and gives the result: of operation `index`, in the order of submission, when several were submitted
+  /// together.
+  Result result(std::size_t index = 0) const;
+
  private:
-  std::shared_ptr<engine::Operation> operation_;
+  std::vector<std::shared_ptr<engine::Operation>> operations_;
   std::shared_ptr<engine::Core> core_;
 };
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 
 from lockstep import __version__, _library
@@ -62,7 +62,14 @@ class Tensor(ctypes.Structure):
 
 
 class ReduceOptions(ctypes.Structure):
-    _fields_ = [("struct_size", c_size_t), ("op", c_int32)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("op", c_int32),
+        ("average_over_contributors", c_int32),
+        ("prescale", c_double),
+        ("postscale", c_double),
+        ("group", c_void_p),
+    ]
 
 
 # Engines and works are opaque: c_void_p. Each entry: result, arguments.
@@ -79,8 +86,8 @@ _FUNCTIONS = {
         c_int,
         [c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(ReduceOptions), POINTER(c_void_p)],
     ),
-    "ls_broadcast": (c_int, [c_void_p, POINTER(Tensor), c_int32, POINTER(c_void_p)]),
-    "ls_barrier": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ls_broadcast": (c_int, [c_void_p, POINTER(Tensor), c_int32, c_void_p, POINTER(c_void_p)]),
+    "ls_barrier": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_void_p)]),
     "ls_work_poll": (c_int, [c_void_p, POINTER(c_int)]),
     "ls_work_wait": (c_int, [c_void_p, c_int64]),
     "ls_work_free": (None, [c_void_p]),

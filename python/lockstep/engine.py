@@ -21,7 +21,10 @@ __all__ = ["DType", "Engine", "ReduceOp", "Tensor", "Work", "make_tensor"]
 # A wait inside the library does not see Python's signals: a long one is cut into slices, so that Ctrl-C works.
 _WAIT_SLICE_MS = 100
 
-_REDUCE_OPTIONS = {op: byref(_c.ReduceOptions(struct_size=ctypes.sizeof(_c.ReduceOptions), op=op)) for op in ReduceOp}
+_REDUCE_OPTIONS = {
+    op: byref(_c.ReduceOptions(struct_size=ctypes.sizeof(_c.ReduceOptions), op=op, prescale=1.0, postscale=1.0))
+    for op in ReduceOp
+}
 
 
 def _check(status: int) -> None:
@@ -126,13 +129,13 @@ class Engine:
     def broadcast(self, tensor: Tensor, root: int, memory: object) -> Work:
         """Copies the tensor of rank `root` to all ranks, in place."""
         engine, work = self._prepare()
-        _check(_c.library.ls_broadcast(engine, byref(tensor), root, byref(work)))
+        _check(_c.library.ls_broadcast(engine, byref(tensor), root, None, byref(work)))
         return Work(self, work, memory)
 
     def barrier(self, name: bytes | None = None) -> Work:
         """Ends when every rank has called it."""
         engine, work = self._prepare()
-        _check(_c.library.ls_barrier(engine, name, byref(work)))
+        _check(_c.library.ls_barrier(engine, name, None, byref(work)))
         return Work(self, work, None)
 
     def abort(self, reason: str) -> None:

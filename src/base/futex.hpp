@@ -16,7 +16,8 @@ namespace lockstep {
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Returns when the word is (or becomes) different from `expected`, when woken, when `limit` has passed, or for no reason.
+/// Returns when the word is (or becomes) different from `expected`, when woken, when `limit` has passed, or for no
+/// reason.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, std::chrono::nanoseconds limit) {
   timespec time{.tv_sec = limit.count() / 1'000'000'000, .tv_nsec = limit.count() % 1'000'000'000};
   syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &time, nullptr, 0);

@@ -20,10 +20,8 @@ class Hasher {
     add(text.data(), text.size());
   }
   template <class T>
-    requires std::is_arithmetic_v<T>
-  void add(T value) {
-    add(&value, sizeof value);
-  }
+  requires std::is_arithmetic_v<T>
+  void add(T value) { add(&value, sizeof value); }
 
   std::uint64_t value() const { return state_; }
 

@@ -1,41 +1,45 @@
 #include "base/log.hpp"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdlib>
-#include <memory>
+#include <string_view>
 
 namespace lockstep::log {
 namespace {
 
-spdlog::logger& logger() {
-  // Deliberately leaked: a thread that logs while the process exits must still find it.
-  static auto* instance = [] {
-    auto* made = new spdlog::logger("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("lockstep %l: %v");
-    const char* level = std::getenv("LOCKSTEP_LOG");
-    made->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);
-    made->flush_on(spdlog::level::debug);
-    return made;
-  }();
-  return *instance;
+Level least_level() {
+  const char* wanted = std::getenv("LOCKSTEP_LOG");
+  const std::string_view text = wanted != nullptr ? wanted : "warn";
+  if (text == "debug") return Level::debug;
+  if (text == "info") return Level::info;
+  if (text == "error") return Level::error;
+  return Level::warn;
 }
 
-spdlog::level::level_enum to_spdlog(Level level) {
+const char* name_of(Level level) {
   switch (level) {
-    case Level::debug: return spdlog::level::debug;
-    case Level::info: return spdlog::level::info;
-    case Level::warn: return spdlog::level::warn;
-    case Level::error: return spdlog::level::err;
+    case Level::debug:
+      return "debug";
+    case Level::info:
+      return "info";
+    case Level::warn:
+      return "warning";
+    case Level::error:
+      return "error";
   }
-  return spdlog::level::err;
+  return "error";
 }
 
 }  // namespace
 
 void write(Level level, int rank, const std::string& message) {
-  logger().log(to_spdlog(level), "rank {}: {}", rank, message);
+  static const Level least = least_level();
+  if (level < least) return;
+  // One system call per line, so that lines of several threads and ranks stay whole.
+  const std::string line = fmt::format("lockstep {}: rank {}: {}\n", name_of(level), rank, message);
+  static_cast<void>(!::write(STDERR_FILENO, line.data(), line.size()));
 }
 
 }  // namespace lockstep::log

@@ -17,8 +17,8 @@ namespace {
 
 [[noreturn]] void bad_variable(const char* name, const char* value, const char* wanted) {
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("{}={} is not {}. It is set by `lockstep run`; if you set it yourself, correct or unset it.", name,
-                          value, wanted));
+              fmt::format("{}={} is not {}. It is set by `lockstep run`; if you set it yourself, correct or unset it.",
+                          name, value, wanted));
 }
 
 template <class Number>
@@ -46,11 +46,13 @@ std::string secret_from_descriptor() {
   if (!fd) return {};
   std::string secret(32, '\0');
   if (::pread(*fd, secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("descriptor {} (LOCKSTEP_SECRET_FD) does not hold this job's secret. Likely cause: the program was "
-                            "started through something that closes inherited descriptors. Start it directly with `lockstep run`, "
-                            "or let that step keep descriptor {} open (Python: subprocess pass_fds).",
-                            *fd, *fd));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format(
+            "descriptor {} (LOCKSTEP_SECRET_FD) does not hold this job's secret. Likely cause: the program was "
+            "started through something that closes inherited descriptors. Start it directly with `lockstep run`, "
+            "or let that step keep descriptor {} open (Python: subprocess pass_fds).",
+            *fd, *fd));
   }
   return secret;
 }
@@ -62,8 +64,9 @@ Options Options::from_environment() {
   auto rank = number_from<int>("LOCKSTEP_RANK", 0);
   auto size = number_from<int>("LOCKSTEP_SIZE", 1);
   if (rank.has_value() != size.has_value()) {
-    throw Error(ErrorCode::invalid_argument,
-                "only one of LOCKSTEP_RANK and LOCKSTEP_SIZE is set. Start the program with `lockstep run`, or unset both.");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "only one of LOCKSTEP_RANK and LOCKSTEP_SIZE is set. Start the program with `lockstep run`, or unset both.");
   }
   if (rank) {
     options.rank = *rank;

@@ -19,7 +19,8 @@ namespace lockstep {
 /// Leaves in the left subtree of a tree with n >= 2 leaves.
 constexpr std::size_t left_leaves(std::size_t n) { return std::bit_floor(n - 1); }
 
-/// Evaluates the tree over leaves [first, first + n). `leaf(i)` gives an optional value (nullopt: absent), `add` joins two.
+/// Evaluates the tree over leaves [first, first + n). `leaf(i)` gives an optional value (nullopt: absent), `add` joins
+/// two.
 template <class Leaf, class Add>
 auto reduce_tree(std::size_t first, std::size_t n, const Leaf& leaf, const Add& add) -> decltype(leaf(first)) {
   if (n == 0) return std::nullopt;

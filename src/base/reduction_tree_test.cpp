@@ -25,8 +25,15 @@ float sum(const std::vector<std::optional<float>>& leaves, std::size_t first, st
 }
 
 TEST(ReductionTree, HasTheDocumentedShapeForOneToNineLeaves) {
-  const char* expected[] = {"0", "(01)", "((01)2)", "((01)(23))", "(((01)(23))4)", "(((01)(23))(45))",
-                            "(((01)(23))((45)6))", "(((01)(23))((45)(67)))", "((((01)(23))((45)(67)))8)"};
+  const char* expected[] = {"0",
+                            "(01)",
+                            "((01)2)",
+                            "((01)(23))",
+                            "(((01)(23))4)",
+                            "(((01)(23))(45))",
+                            "(((01)(23))((45)6))",
+                            "(((01)(23))((45)(67)))",
+                            "((((01)(23))((45)(67)))8)"};
   for (std::size_t n = 1; n <= 9; ++n) EXPECT_EQ(shape(0, n), expected[n - 1]);
 }
 

@@ -10,8 +10,9 @@ struct DTypeRow {
   std::size_t size;
 };
 constexpr DTypeRow kDTypes[kDTypeCount] = {
-    {"bool", 1}, {"uint8", 1},   {"int8", 1},     {"uint16", 2},  {"int16", 2},   {"uint32", 4},    {"int32", 4},      {"uint64", 8},
-    {"int64", 8}, {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}, {"complex64", 8}, {"complex128", 16},
+    {"bool", 1},     {"uint8", 1},   {"int8", 1},    {"uint16", 2},    {"int16", 2},
+    {"uint32", 4},   {"int32", 4},   {"uint64", 8},  {"int64", 8},     {"float16", 2},
+    {"bfloat16", 2}, {"float32", 4}, {"float64", 8}, {"complex64", 8}, {"complex128", 16},
 };
 constexpr const char* kReduceOps[] = {"average", "sum", "adasum", "min", "max", "product"};
 

@@ -1,13 +1,13 @@
 // The C interface: translates structs, catches everything, keeps the message per thread.
-#include "lockstep/lockstep.h"
-
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
+#include "lockstep/lockstep.h"
 #include "lockstep/lockstep.hpp"
 
 struct ls_engine {
@@ -17,6 +17,11 @@ struct ls_engine {
 
 struct ls_work {
   lockstep::Work work;
+  lockstep::Result result;  // keeps alive what ls_work_result showed
+};
+
+struct ls_group {
+  lockstep::Group group;
 };
 
 namespace {
@@ -67,7 +72,8 @@ Struct take(const Struct* given, const Struct& defaults, const char* what) {
 
 lockstep::TensorView view_of(const ls_tensor* given) {
   const ls_tensor tensor = take(given, ls_tensor{}, "tensor");
-  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) throw Error(ErrorCode::invalid_argument, "tensor without a shape");
+  if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr))
+    throw Error(ErrorCode::invalid_argument, "tensor without a shape");
   lockstep::TensorView view;
   view.data = tensor.data;
   view.dtype = static_cast<lockstep::DType>(tensor.dtype);
@@ -113,7 +119,31 @@ lockstep::Options options_of(const ls_options* given) {
   return options;
 }
 
-void hand_over(ls_work** target, lockstep::Work work) { *target = new ls_work{std::move(work)}; }
+void hand_over(ls_work** target, lockstep::Work work) { required(target, "work") = new ls_work{std::move(work), {}}; }
+
+lockstep::Group group_of(const ls_group* group) { return group != nullptr ? group->group : lockstep::Group(); }
+
+lockstep::TensorView optional_view(const ls_tensor* tensor) {
+  return tensor != nullptr ? view_of(tensor) : lockstep::TensorView();
+}
+
+lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
+  const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options),
+                                 .op = LS_SUM,
+                                 .average_over_contributors = 0,
+                                 .prescale = 1.0,
+                                 .postscale = 1.0,
+                                 .group = nullptr};
+  const ls_reduce_options taken = given != nullptr ? take(given, preset, "reduce options") : preset;
+  lockstep::ReduceOptions options;
+  options.op = static_cast<lockstep::ReduceOp>(taken.op);
+  lockstep::name_of(options.op);  // refuses an unknown number
+  options.average_over_contributors = taken.average_over_contributors != 0;
+  options.prescale = taken.prescale;
+  options.postscale = taken.postscale;
+  options.group = group_of(taken.group);
+  return options;
+}
 
 }  // namespace
 
@@ -160,14 +190,11 @@ int ls_engine_size(const ls_engine* engine) { return engine != nullptr ? engine-
 int ls_engine_local_rank(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_rank() : -1; }
 int ls_engine_local_size(const ls_engine* engine) { return engine != nullptr ? engine->engine.local_size() : -1; }
 
-int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options, ls_work** work) {
+int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_reduce_options* options,
+                  ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
-    lockstep::ReduceOptions reduce;
-    const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options), .op = LS_SUM};
-    const ls_reduce_options taken = options != nullptr ? take(options, preset, "reduce options") : preset;
-    reduce.op = static_cast<lockstep::ReduceOp>(taken.op);
-    lockstep::name_of(reduce.op);  // refuses an unknown number
+    const auto reduce = reduce_options_of(options);
     const auto from = view_of(input);
     const auto to = output == input ? from : view_of(output);
     if (work == nullptr) return target.all_reduce(from, to, reduce);
@@ -175,22 +202,117 @@ int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* ou
   });
 }
 
-int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, ls_work** work) {
+int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count,
+                          const ls_reduce_options* options, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
-    if (work == nullptr) return target.broadcast(view_of(tensor), root);
-    hand_over(work, target.broadcast_async(view_of(tensor), root));
+    if (count > 0) required(inputs, "inputs"), required(outputs, "outputs");
+    std::vector<lockstep::TensorPair> pairs;
+    for (size_t i = 0; i < count; ++i) pairs.push_back({view_of(inputs + i), view_of(outputs + i)});
+    auto submitted = target.all_reduce_async(pairs, reduce_options_of(options));
+    if (work == nullptr) return submitted.wait();
+    hand_over(work, std::move(submitted));
   });
 }
 
-int ls_barrier(ls_engine* engine, const char* name, ls_work** work) {
+int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
+              const ls_reduce_options* options, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    auto submitted = target.reduce_async(view_of(input), optional_view(output), root, reduce_options_of(options));
+    if (work == nullptr) return submitted.wait();
+    hand_over(work, std::move(submitted));
+  });
+}
+
+int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, const ls_group* group, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    if (work == nullptr) return target.broadcast(view_of(tensor), root, group_of(group));
+    hand_over(work, target.broadcast_async(view_of(tensor), root, group_of(group)));
+  });
+}
+
+int ls_send(ls_engine* engine, const ls_tensor* tensor, int32_t receiver, int32_t tag, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    if (work == nullptr) return target.send(view_of(tensor), receiver, tag);
+    hand_over(work, target.send_async(view_of(tensor), receiver, tag));
+  });
+}
+
+int ls_receive(ls_engine* engine, const ls_tensor* tensor, int32_t sender, int32_t tag, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    if (work == nullptr) return target.receive(view_of(tensor), sender, tag);
+    hand_over(work, target.receive_async(view_of(tensor), sender, tag));
+  });
+}
+
+int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
     const std::string named = name != nullptr ? name : "";
-    if (work == nullptr) return target.barrier(named);
-    hand_over(work, target.barrier_async(named));
+    if (work == nullptr) return target.barrier(named, group_of(group));
+    hand_over(work, target.barrier_async(named, group_of(group)));
   });
 }
+
+int ls_reduce_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                      const ls_reduce_options* options, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    hand_over(work, target.reduce_scatter_async(view_of(input), optional_view(output), reduce_options_of(options)));
+  });
+}
+
+int ls_all_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, const ls_group* group,
+                  ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    hand_over(work, target.all_gather_async(view_of(input), optional_view(output), group_of(group)));
+  });
+}
+
+int ls_gather(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
+              ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    hand_over(work, target.gather_async(view_of(input), root, optional_view(output), group_of(group)));
+  });
+}
+
+int ls_scatter(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root, const ls_group* group,
+               ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    hand_over(work, target.scatter_async(view_of(input), root, optional_view(output), group_of(group)));
+  });
+}
+
+int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* splits, size_t split_count,
+                  const ls_tensor* output, const ls_group* group, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    std::vector<std::int64_t> rows;
+    if (splits != nullptr) rows.assign(splits, splits + split_count);
+    hand_over(work, target.all_to_all_async(view_of(input), rows, optional_view(output), group_of(group)));
+  });
+}
+
+int ls_join(ls_engine* engine, const ls_group* group, ls_work** work) {
+  return guarded([&] { hand_over(work, required(engine, "engine").engine.join_async(group_of(group))); });
+}
+
+int ls_group_make(ls_engine* engine, const int32_t* ranks, size_t count, ls_group** group) {
+  return guarded([&] {
+    required(group, "group") = nullptr;
+    if (count > 0) required(ranks, "ranks");
+    *group = new ls_group{required(engine, "engine").engine.make_group(std::vector<int>(ranks, ranks + count))};
+  });
+}
+
+void ls_group_free(ls_group* group) { delete group; }
 
 int ls_work_poll(ls_work* work, int* done) {
   return guarded([&] { required(done, "done") = required(work, "work").work.poll() ? 1 : 0; });
@@ -203,6 +325,25 @@ int ls_work_wait(ls_work* work, int64_t timeout_ms) {
       throw Error(ErrorCode::timeout, "the operation is still under way after " + std::to_string(timeout_ms) + " ms");
     }
     target.wait();
+  });
+}
+
+int ls_work_result(ls_work* work, size_t index, ls_result* result) {
+  return guarded([&] {
+    ls_work& handle = required(work, "work");
+    const size_t size = required(result, "result").struct_size;
+    handle.result = handle.work.result(index);
+    const lockstep::TensorView& tensor = handle.result.tensor;
+    ls_result filled{};
+    filled.data = tensor.data;
+    filled.dtype = static_cast<int32_t>(tensor.dtype);
+    filled.ndim = static_cast<int32_t>(tensor.shape.size());
+    std::copy(tensor.shape.begin(), tensor.shape.end(), filled.shape);
+    filled.received = handle.result.received.data();
+    filled.received_count = handle.result.received.size();
+    filled.last_joined = handle.result.last_joined;
+    std::memcpy(result, &filled, std::min(size, sizeof filled));
+    result->struct_size = size;
   });
 }
 

@@ -53,7 +53,7 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
       ASSERT_NE(values, nullptr);
       for (int i = 0; i < 100; ++i) values[i] = static_cast<float>(rank + 1);
       const ls_tensor tensor = tensor_of(values, shape, "t");
-      ls_reduce_options average{sizeof(ls_reduce_options), LS_AVERAGE};
+      ls_reduce_options average{sizeof(ls_reduce_options), LS_AVERAGE, 0, 1.0, 1.0, nullptr};
       EXPECT_EQ(ls_begin_step(engine), LS_OK);
       ls_work* work = nullptr;
       ASSERT_EQ(ls_all_reduce(engine, &tensor, &tensor, &average, &work), LS_OK) << ls_last_error();
@@ -68,9 +68,9 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
       EXPECT_EQ(values[99], 1.5F);
 
       values[0] = static_cast<float>(10 + rank);
-      EXPECT_EQ(ls_broadcast(engine, &tensor, 1, nullptr), LS_OK);
+      EXPECT_EQ(ls_broadcast(engine, &tensor, 1, nullptr, nullptr), LS_OK);
       EXPECT_EQ(values[0], 11.0F);
-      EXPECT_EQ(ls_barrier(engine, "end", nullptr), LS_OK);
+      EXPECT_EQ(ls_barrier(engine, "end", nullptr, nullptr), LS_OK);
       EXPECT_EQ(ls_deallocate(engine, values), LS_OK);
       EXPECT_EQ(ls_deallocate(engine, values), LS_INVALID_ARGUMENT);
       EXPECT_EQ(ls_engine_stop(engine), LS_OK);
@@ -109,11 +109,11 @@ TEST(CApi, MistakesComeBackAsStatusAndText) {
   tensor.struct_size = 0;
   EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, nullptr, nullptr), LS_INVALID_ARGUMENT);
   EXPECT_EQ(ls_all_reduce(engine, nullptr, nullptr, nullptr, nullptr), LS_INVALID_ARGUMENT);
-  ls_reduce_options strange{sizeof(ls_reduce_options), 42};
+  ls_reduce_options strange{sizeof(ls_reduce_options), 42, 0, 1.0, 1.0, nullptr};
   tensor = tensor_of(&value, shape, nullptr);
   EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, &strange, nullptr), LS_INVALID_ARGUMENT);
   EXPECT_EQ(ls_abort(engine, "enough"), LS_OK);
-  EXPECT_EQ(ls_barrier(engine, nullptr, nullptr), LS_ABORTED);
+  EXPECT_EQ(ls_barrier(engine, nullptr, nullptr, nullptr), LS_ABORTED);
   EXPECT_EQ(ls_engine_stop(engine), LS_OK);
 }
 

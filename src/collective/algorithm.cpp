@@ -9,13 +9,17 @@
 namespace lockstep::collective {
 namespace {
 
-bool is_meet(const Call& call) { return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group; }
+bool is_meet(const Call& call) {
+  return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group;
+}
 
 // Nothing of anybody's has to be fetched from elsewhere: it came with the notices, or there is none.
 bool is_carried(const Call& call) {
   if (call.kind == Kind::all_to_all) return false;
   for (std::size_t i = 0; i < call.count(); ++i) {
-    if (gives(call, i) && !call.parties[i].carried && call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0) return false;
+    if (gives(call, i) && !call.parties[i].carried &&
+        call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0)
+      return false;
   }
   return true;
 }
@@ -25,11 +29,13 @@ constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
     {"carried", "tiny: the data came with the notices, every rank computes its result itself", is_carried, make_pull},
     {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
-     [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); }, make_direct_reduce},
+     [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); },
+     make_direct_reduce},
     {"pull", "shared memory: every rank reads what it is to get from the others' tensors",
      [](const Call& call) { return call.transport->shared() != nullptr; }, make_pull},
     {"exchange reduce", "messages: slices to their owners, which add them in tree order and send on the result",
-     [](const Call& call) { return call.transport->messages() != nullptr && is_whole_reduction(call); }, make_exchange_reduce},
+     [](const Call& call) { return call.transport->messages() != nullptr && is_whole_reduction(call); },
+     make_exchange_reduce},
     {"push", "messages: every rank sends to the others what they are to get",
      [](const Call& call) { return call.transport->messages() != nullptr; }, make_push},
 };
@@ -38,19 +44,32 @@ constexpr AlgorithmRow kAlgorithms[] = {
 
 const char* name_of(Kind kind) {
   switch (kind) {
-    case Kind::barrier: return "barrier";
-    case Kind::all_reduce: return "all-reduce";
-    case Kind::broadcast: return "broadcast";
-    case Kind::reduce: return "reduce";
-    case Kind::all_gather: return "all-gather";
-    case Kind::gather: return "gather";
-    case Kind::scatter: return "scatter";
-    case Kind::all_to_all: return "all-to-all";
-    case Kind::reduce_scatter: return "reduce-scatter";
-    case Kind::send: return "send";
-    case Kind::receive: return "receive";
-    case Kind::join: return "join";
-    case Kind::new_group: return "new group";
+    case Kind::barrier:
+      return "barrier";
+    case Kind::all_reduce:
+      return "all-reduce";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::reduce:
+      return "reduce";
+    case Kind::all_gather:
+      return "all-gather";
+    case Kind::gather:
+      return "gather";
+    case Kind::scatter:
+      return "scatter";
+    case Kind::all_to_all:
+      return "all-to-all";
+    case Kind::reduce_scatter:
+      return "reduce-scatter";
+    case Kind::send:
+      return "send";
+    case Kind::receive:
+      return "receive";
+    case Kind::join:
+      return "join";
+    case Kind::new_group:
+      return "new group";
   }
   return "unknown operation";
 }

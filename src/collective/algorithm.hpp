@@ -1,8 +1,8 @@
 // The second extension point: how an operation is carried out once everybody has announced it.
 //
 // An algorithm never waits. `advance` does what can be done now and says whether the operation is complete for this
-// rank: its result is in place, and no peer will touch its tensors for this operation again. It may throw an Error, which
-// then ends the operation.
+// rank: its result is in place, and no peer will touch its tensors for this operation again. It may throw an Error,
+// which then ends the operation.
 #pragma once
 
 #include <memory>

@@ -31,7 +31,9 @@ enum class Kind : std::int32_t {
 const char* name_of(Kind kind);
 
 /// Sums, averages and so on: every present party is a leaf of the tree.
-inline bool is_reduction(Kind kind) { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter; }
+inline bool is_reduction(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
+}
 
 /// A rank that takes part, as seen from this process.
 struct Party {
@@ -50,10 +52,10 @@ struct Call {
   std::uint64_t id = 0;
   DType dtype = DType::f32;
   ReduceOp op = ReduceOp::sum;
-  int root = -1;                  ///< index into parties
-  std::size_t elements = 0;       ///< of this rank's input; of the root's where only the root gives
-  std::size_t row_elements = 1;   ///< elements of one row: the product of all dimensions but the first
-  std::uint64_t divisor = 1;      ///< what an average divides by
+  int root = -1;                 ///< index into parties
+  std::size_t elements = 0;      ///< of this rank's input; of the root's where only the root gives
+  std::size_t row_elements = 1;  ///< elements of one row: the product of all dimensions but the first
+  std::uint64_t divisor = 1;     ///< what an average divides by
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<Party> parties;  ///< in rank order: the leaves of the tree

@@ -2,8 +2,8 @@
 //
 // The tensor is cut into chunks. Whoever runs claims the next one with an atomic add, reads that chunk of all ranks'
 // inputs, adds in the fixed tree order, and writes the result to all ranks' outputs. A second counter tells when all
-// chunks are done. So a rank that has announced its tensor and is then descheduled, or goes on computing, delays nobody;
-// and since each element is computed by one rank in one order, it does not matter which.
+// chunks are done. So a rank that has announced its tensor and is then descheduled, or goes on computing, delays
+// nobody; and since each element is computed by one rank in one order, it does not matter which.
 #include <algorithm>
 
 #include "collective/algorithm.hpp"

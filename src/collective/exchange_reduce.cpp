@@ -24,12 +24,16 @@ struct Slice {
 class ExchangeReduce final : public Algorithm {
  public:
   explicit ExchangeReduce(const Call& call)
-      : call_(call), messages_(*call.transport->messages()), self_(static_cast<std::size_t>(call.self)), slices_(call.count()) {
+      : call_(call),
+        messages_(*call.transport->messages()),
+        self_(static_cast<std::size_t>(call.self)),
+        slices_(call.count()) {
     std::size_t index = 0;
     for (std::size_t i = 0; i < call_.count(); ++i) {
       if (!call_.parties[i].present) continue;
       const Rows part = equal_part(static_cast<std::int64_t>(call_.elements), index++, call_.present());
-      slices_[i] = {static_cast<std::size_t>(part.first) * size_of(call_.dtype), static_cast<std::size_t>(part.count) * size_of(call_.dtype)};
+      slices_[i] = {static_cast<std::size_t>(part.first) * size_of(call_.dtype),
+                    static_cast<std::size_t>(part.count) * size_of(call_.dtype)};
     }
     for (std::size_t i = 0; i < call_.count(); ++i) {
       if (call_.parties[i].present && i != self_) {
@@ -61,8 +65,9 @@ class ExchangeReduce final : public Algorithm {
 
   bool receive_all(std::uint32_t part) {
     std::erase_if(awaited_, [&](std::size_t i) {
-      const std::span<std::byte> target =
-          part == kPartial ? std::span<std::byte>(partials_[i]) : std::span<std::byte>(output_ + slices_[i].offset, slices_[i].bytes);
+      const std::span<std::byte> target = part == kPartial
+                                              ? std::span<std::byte>(partials_[i])
+                                              : std::span<std::byte>(output_ + slices_[i].offset, slices_[i].bytes);
       return messages_.receive(call_.parties[i].rank, call_.id, part, target);
     });
     return awaited_.empty();

@@ -1,5 +1,5 @@
-// Every rank fetches its own result from the others' inputs, where those can be read: in shared memory, or in the notices
-// that carried them. It writes only to its own memory, which may therefore be private.
+// Every rank fetches its own result from the others' inputs, where those can be read: in shared memory, or in the
+// notices that carried them. It writes only to its own memory, which may therefore be private.
 //
 // A rank whose input is read by others is done when all have counted themselves as finished; the rest as soon as they
 // have their result. What came with a notice needs no counting: the notice stays until it is released.
@@ -18,7 +18,8 @@ constexpr std::size_t kPiece = 512 * 1024;  // bytes between two looks for a ver
 
 class Pull final : public Algorithm {
  public:
-  explicit Pull(const Call& call) : call_(call), self_(static_cast<std::size_t>(call.self)), shared_(call.transport->shared()) {
+  explicit Pull(const Call& call)
+      : call_(call), self_(static_cast<std::size_t>(call.self)), shared_(call.transport->shared()) {
     settle_splits(call_);
     bool counted = false;
     for (std::size_t i = 0; i < call_.count(); ++i) counted |= gives(call_, i) && !call_.parties[i].carried;
@@ -67,7 +68,8 @@ class Pull final : public Algorithm {
       const std::byte* from = call_.parties[source].input + way.from;
       std::byte* to = output_ + way.to;
       if (way.bytes == 0 || from == to) continue;
-      if (!in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) { std::memcpy(to + at, from + at, bytes); })) return false;
+      if (!in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) { std::memcpy(to + at, from + at, bytes); }))
+        return false;
     }
     return true;
   }

@@ -1,5 +1,5 @@
-// Every rank sends to each other rank what that one is to get. All-to-all sends its splits first, because only the sender
-// knows them.
+// Every rank sends to each other rank what that one is to get. All-to-all sends its splits first, because only the
+// sender knows them.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,8 @@ constexpr std::uint32_t kData = 1;
 
 class Push final : public Algorithm {
  public:
-  explicit Push(const Call& call) : call_(call), messages_(*call.transport->messages()), self_(static_cast<std::size_t>(call.self)) {
+  explicit Push(const Call& call)
+      : call_(call), messages_(*call.transport->messages()), self_(static_cast<std::size_t>(call.self)) {
     if (call_.kind != Kind::all_to_all) {
       start();
       return;
@@ -32,14 +33,17 @@ class Push final : public Algorithm {
   bool advance() override {
     if (!started_) {
       std::erase_if(awaited_, [&](std::size_t i) {
-        if (!messages_.receive(call_.parties[i].rank, call_.id, kSplits, std::as_writable_bytes(std::span(splits_[i])))) return false;
+        if (!messages_.receive(call_.parties[i].rank, call_.id, kSplits, std::as_writable_bytes(std::span(splits_[i]))))
+          return false;
         call_.parties[i].splits = splits_[i].data();
         return true;
       });
       if (!awaited_.empty()) return false;
       start();
     }
-    std::erase_if(awaited_, [&](std::size_t i) { return messages_.receive(call_.parties[i].rank, call_.id, kData, target_for(i)); });
+    std::erase_if(awaited_, [&](std::size_t i) {
+      return messages_.receive(call_.parties[i].rank, call_.id, kData, target_for(i));
+    });
     if (!awaited_.empty()) return false;
     if (is_reduction(call_.kind)) reduce_arrived();
     return true;
@@ -70,7 +74,9 @@ class Push final : public Algorithm {
     const Route way = route(call_, source, self_);
     if (way.bytes == 0) return;
     if (is_reduction(call_.kind)) arrived_[source].resize(way.bytes);
-    const std::byte* here = source == self_ ? call_.input : call_.parties[source].carried ? call_.parties[source].input : nullptr;
+    const std::byte* here = source == self_                 ? call_.input
+                            : call_.parties[source].carried ? call_.parties[source].input
+                                                            : nullptr;
     if (here == nullptr) {
       awaited_.push_back(source);
     } else if (std::byte* to = target_for(source).data(); to != here + way.from) {
@@ -104,8 +110,8 @@ class Push final : public Algorithm {
   Call call_;
   transport::Messages& messages_;
   std::size_t self_;
-  std::vector<std::vector<std::int64_t>> splits_;    // of the others
-  std::vector<std::vector<std::byte>> arrived_;      // for reductions
+  std::vector<std::vector<std::int64_t>> splits_;  // of the others
+  std::vector<std::vector<std::byte>> arrived_;    // for reductions
   std::vector<std::size_t> awaited_;
   std::byte* output_ = nullptr;
   bool started_ = false;

@@ -122,15 +122,24 @@ HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
 template <class Lanes, bool kDivide>
 HWY_ATTR std::size_t sum_fast(const Reduction& reduction) {
   switch (reduction.leaves.size()) {
-    case 1: return sum_unrolled<Lanes, 1, kDivide>(reduction);
-    case 2: return sum_unrolled<Lanes, 2, kDivide>(reduction);
-    case 3: return sum_unrolled<Lanes, 3, kDivide>(reduction);
-    case 4: return sum_unrolled<Lanes, 4, kDivide>(reduction);
-    case 5: return sum_unrolled<Lanes, 5, kDivide>(reduction);
-    case 6: return sum_unrolled<Lanes, 6, kDivide>(reduction);
-    case 7: return sum_unrolled<Lanes, 7, kDivide>(reduction);
-    case 8: return sum_unrolled<Lanes, 8, kDivide>(reduction);
-    default: return 0;
+    case 1:
+      return sum_unrolled<Lanes, 1, kDivide>(reduction);
+    case 2:
+      return sum_unrolled<Lanes, 2, kDivide>(reduction);
+    case 3:
+      return sum_unrolled<Lanes, 3, kDivide>(reduction);
+    case 4:
+      return sum_unrolled<Lanes, 4, kDivide>(reduction);
+    case 5:
+      return sum_unrolled<Lanes, 5, kDivide>(reduction);
+    case 6:
+      return sum_unrolled<Lanes, 6, kDivide>(reduction);
+    case 7:
+      return sum_unrolled<Lanes, 7, kDivide>(reduction);
+    case 8:
+      return sum_unrolled<Lanes, 8, kDivide>(reduction);
+    default:
+      return 0;
   }
 }
 
@@ -145,15 +154,22 @@ HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   if (reduction.prescale != 1.0 || reduction.postscale != 1.0) return 0;
   if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
   switch (reduction.dtype) {
-    case DType::f32: return sum_float<PlainLanes<float>>(reduction);
-    case DType::f64: return sum_float<PlainLanes<double>>(reduction);
-    case DType::bf16: return sum_float<Bf16Lanes>(reduction);
+    case DType::f32:
+      return sum_float<PlainLanes<float>>(reduction);
+    case DType::f64:
+      return sum_float<PlainLanes<double>>(reduction);
+    case DType::bf16:
+      return sum_float<Bf16Lanes>(reduction);
 #if HWY_TARGET <= HWY_AVX2  // below, the conversion is not a single rounding instruction
-    case DType::f16: return sum_float<F16Lanes>(reduction);
+    case DType::f16:
+      return sum_float<F16Lanes>(reduction);
 #endif
-    case DType::i32: return sum ? sum_fast<PlainLanes<std::int32_t>, false>(reduction) : 0;
-    case DType::i64: return sum ? sum_fast<PlainLanes<std::int64_t>, false>(reduction) : 0;
-    default: return 0;
+    case DType::i32:
+      return sum ? sum_fast<PlainLanes<std::int32_t>, false>(reduction) : 0;
+    case DType::i64:
+      return sum ? sum_fast<PlainLanes<std::int64_t>, false>(reduction) : 0;
+    default:
+      return 0;
   }
 }
 
@@ -237,8 +253,8 @@ HWY_ATTR void scale(A* values, std::size_t count, double factor) {
 
 // Evaluates the subtree [first, first + n) over one tile into `out`; false when all its leaves are absent.
 template <class Type, class Op>
-HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size_t n, std::size_t start, std::size_t count,
-                        typename Type::Accumulator* out) {
+HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size_t n, std::size_t start,
+                        std::size_t count, typename Type::Accumulator* out) {
   if (n == 1) {
     const std::byte* leaf = reduction.leaves[first];
     if (leaf == nullptr) return false;
@@ -285,12 +301,18 @@ HWY_ATTR void general(const Reduction& reduction, std::size_t start) {
 template <class Type, class AverageType = Type>
 HWY_ATTR void real_number(const Reduction& reduction, std::size_t start) {
   switch (reduction.op) {
-    case ReduceOp::sum: return general<Type, Sum, false>(reduction, start);
-    case ReduceOp::average: return general<AverageType, Sum, true>(reduction, start);
-    case ReduceOp::min: return general<Type, Min, false>(reduction, start);
-    case ReduceOp::max: return general<Type, Max, false>(reduction, start);
-    case ReduceOp::product: return general<Type, Product, false>(reduction, start);
-    case ReduceOp::adasum: return;  // refused by is_defined
+    case ReduceOp::sum:
+      return general<Type, Sum, false>(reduction, start);
+    case ReduceOp::average:
+      return general<AverageType, Sum, true>(reduction, start);
+    case ReduceOp::min:
+      return general<Type, Min, false>(reduction, start);
+    case ReduceOp::max:
+      return general<Type, Max, false>(reduction, start);
+    case ReduceOp::product:
+      return general<Type, Product, false>(reduction, start);
+    case ReduceOp::adasum:
+      return;  // refused by is_defined
   }
 }
 
@@ -303,10 +325,14 @@ HWY_ATTR void integer(const Reduction& reduction, std::size_t start) {
 template <class C>
 HWY_ATTR void complex_number(const Reduction& reduction, std::size_t start) {
   switch (reduction.op) {
-    case ReduceOp::sum: return general<Plain<C, C>, Sum, false>(reduction, start);
-    case ReduceOp::average: return general<Plain<C, C>, Sum, true>(reduction, start);
-    case ReduceOp::product: return general<Plain<C, C>, Product, false>(reduction, start);
-    default: return;  // refused by is_defined
+    case ReduceOp::sum:
+      return general<Plain<C, C>, Sum, false>(reduction, start);
+    case ReduceOp::average:
+      return general<Plain<C, C>, Sum, true>(reduction, start);
+    case ReduceOp::product:
+      return general<Plain<C, C>, Product, false>(reduction, start);
+    default:
+      return;  // refused by is_defined
   }
 }
 
@@ -319,21 +345,36 @@ HWY_ATTR void reduce(const Reduction& reduction) {
   const std::size_t done = fast_path(reduction);
   if (done == reduction.elements) return;
   switch (reduction.dtype) {
-    case DType::boolean: return boolean(reduction, done);
-    case DType::u8: return integer<std::uint8_t>(reduction, done);
-    case DType::i8: return integer<std::int8_t>(reduction, done);
-    case DType::u16: return integer<std::uint16_t>(reduction, done);
-    case DType::i16: return integer<std::int16_t>(reduction, done);
-    case DType::u32: return integer<std::uint32_t>(reduction, done);
-    case DType::i32: return integer<std::int32_t>(reduction, done);
-    case DType::u64: return integer<std::uint64_t>(reduction, done);
-    case DType::i64: return integer<std::int64_t>(reduction, done);
-    case DType::f16: return real_number<F16>(reduction, done);
-    case DType::bf16: return real_number<Bf16>(reduction, done);
-    case DType::f32: return real_number<Plain<float, float>>(reduction, done);
-    case DType::f64: return real_number<Plain<double, double>>(reduction, done);
-    case DType::c64: return complex_number<std::complex<float>>(reduction, done);
-    case DType::c128: return complex_number<std::complex<double>>(reduction, done);
+    case DType::boolean:
+      return boolean(reduction, done);
+    case DType::u8:
+      return integer<std::uint8_t>(reduction, done);
+    case DType::i8:
+      return integer<std::int8_t>(reduction, done);
+    case DType::u16:
+      return integer<std::uint16_t>(reduction, done);
+    case DType::i16:
+      return integer<std::int16_t>(reduction, done);
+    case DType::u32:
+      return integer<std::uint32_t>(reduction, done);
+    case DType::i32:
+      return integer<std::int32_t>(reduction, done);
+    case DType::u64:
+      return integer<std::uint64_t>(reduction, done);
+    case DType::i64:
+      return integer<std::int64_t>(reduction, done);
+    case DType::f16:
+      return real_number<F16>(reduction, done);
+    case DType::bf16:
+      return real_number<Bf16>(reduction, done);
+    case DType::f32:
+      return real_number<Plain<float, float>>(reduction, done);
+    case DType::f64:
+      return real_number<Plain<double, double>>(reduction, done);
+    case DType::c64:
+      return complex_number<std::complex<float>>(reduction, done);
+    case DType::c128:
+      return complex_number<std::complex<double>>(reduction, done);
   }
 }
 

@@ -24,8 +24,9 @@ struct Reduction {
   double postscale = 1.0;
 };
 
-/// 16-bit types are summed in f32 and rounded once. Averages divide; integer averages are summed in 64 bits and truncate
-/// towards zero. NaN propagates through min and max. For bool, sum and max mean "or", product and min mean "and".
+/// 16-bit types are summed in f32 and rounded once. Averages divide; integer averages are summed in 64 bits and
+/// truncate towards zero. NaN propagates through min and max. For bool, sum and max mean "or", product and min mean
+/// "and".
 void reduce(const Reduction& reduction);
 
 /// False for what has no meaning: the average of bools, min and max of complex numbers, Adasum.

@@ -11,13 +11,15 @@ namespace {
 
 // Parties that have joined have no part; the others count up.
 std::size_t present_index(const Call& call, std::size_t index) {
-  return static_cast<std::size_t>(
-      std::count_if(call.parties.begin(), call.parties.begin() + static_cast<std::ptrdiff_t>(index), [](const Party& p) { return p.present; }));
+  return static_cast<std::size_t>(std::count_if(call.parties.begin(),
+                                                call.parties.begin() + static_cast<std::ptrdiff_t>(index),
+                                                [](const Party& p) { return p.present; }));
 }
 
 Rows part_of(const Call& call, std::size_t index) {
   if (!call.parties[index].present) return {};
-  return equal_part(call.root >= 0 ? call.parties[static_cast<std::size_t>(call.root)].rows : call.parties[static_cast<std::size_t>(call.self)].rows,
+  return equal_part(call.root >= 0 ? call.parties[static_cast<std::size_t>(call.root)].rows
+                                   : call.parties[static_cast<std::size_t>(call.self)].rows,
                     present_index(call, index), call.present());
 }
 
@@ -30,7 +32,8 @@ std::int64_t rows_before(const Call& call, std::size_t source) {
 }  // namespace
 
 std::size_t Call::present() const {
-  return static_cast<std::size_t>(std::count_if(parties.begin(), parties.end(), [](const Party& party) { return party.present; }));
+  return static_cast<std::size_t>(
+      std::count_if(parties.begin(), parties.end(), [](const Party& party) { return party.present; }));
 }
 
 const Party& Call::first_present() const {
@@ -52,14 +55,21 @@ Route route(const Call& call, std::size_t source, std::size_t destination) {
   switch (call.kind) {
     case Kind::barrier:
     case Kind::join:
-    case Kind::new_group: return {};
-    case Kind::all_reduce: return {0, 0, bytes(giver.rows)};
-    case Kind::reduce: return call.is_root(destination) ? Route{0, 0, bytes(giver.rows)} : Route{};
-    case Kind::broadcast: return call.is_root(source) ? Route{0, 0, bytes(giver.rows)} : Route{};
+    case Kind::new_group:
+      return {};
+    case Kind::all_reduce:
+      return {0, 0, bytes(giver.rows)};
+    case Kind::reduce:
+      return call.is_root(destination) ? Route{0, 0, bytes(giver.rows)} : Route{};
+    case Kind::broadcast:
+      return call.is_root(source) ? Route{0, 0, bytes(giver.rows)} : Route{};
     case Kind::send:
-    case Kind::receive: return call.is_root(source) && !call.is_root(destination) ? Route{0, 0, bytes(giver.rows)} : Route{};
-    case Kind::all_gather: return {0, bytes(rows_before(call, source)), bytes(giver.rows)};
-    case Kind::gather: return call.is_root(destination) ? Route{0, bytes(rows_before(call, source)), bytes(giver.rows)} : Route{};
+    case Kind::receive:
+      return call.is_root(source) && !call.is_root(destination) ? Route{0, 0, bytes(giver.rows)} : Route{};
+    case Kind::all_gather:
+      return {0, bytes(rows_before(call, source)), bytes(giver.rows)};
+    case Kind::gather:
+      return call.is_root(destination) ? Route{0, bytes(rows_before(call, source)), bytes(giver.rows)} : Route{};
     case Kind::scatter: {
       if (!call.is_root(source)) return {};
       const Rows rows = part_of(call, destination);
@@ -84,16 +94,24 @@ std::int64_t result_rows(const Call& call) {
   switch (call.kind) {
     case Kind::barrier:
     case Kind::join:
-    case Kind::new_group: return 0;
-    case Kind::all_reduce: return call.parties[self].rows;
-    case Kind::broadcast: return call.parties[static_cast<std::size_t>(call.root)].rows;
+    case Kind::new_group:
+      return 0;
+    case Kind::all_reduce:
+      return call.parties[self].rows;
+    case Kind::broadcast:
+      return call.parties[static_cast<std::size_t>(call.root)].rows;
     case Kind::send:
-    case Kind::receive: return call.is_root(self) ? 0 : call.parties[static_cast<std::size_t>(call.root)].rows;
-    case Kind::reduce: return call.is_root(self) ? call.parties[self].rows : 0;
-    case Kind::all_gather: return rows_before(call, call.count());
-    case Kind::gather: return call.is_root(self) ? rows_before(call, call.count()) : 0;
+    case Kind::receive:
+      return call.is_root(self) ? 0 : call.parties[static_cast<std::size_t>(call.root)].rows;
+    case Kind::reduce:
+      return call.is_root(self) ? call.parties[self].rows : 0;
+    case Kind::all_gather:
+      return rows_before(call, call.count());
+    case Kind::gather:
+      return call.is_root(self) ? rows_before(call, call.count()) : 0;
     case Kind::scatter:
-    case Kind::reduce_scatter: return part_of(call, self).count;
+    case Kind::reduce_scatter:
+      return part_of(call, self).count;
     case Kind::all_to_all: {
       std::int64_t rows = 0;
       for (const Party& party : call.parties) rows += party.present ? party.splits[self] : 0;
@@ -111,8 +129,8 @@ void settle_splits(const Call& call) {
     for (std::size_t taker = 0; giver.present && taker < call.count(); ++taker) {
       if (!call.parties[taker].present && giver.splits[taker] != 0) {
         throw Error(ErrorCode::invalid_argument,
-                    fmt::format("rank {} sends {} rows to rank {}, which has joined and takes none. Give it 0 rows.", giver.rank,
-                                giver.splits[taker], call.parties[taker].rank));
+                    fmt::format("rank {} sends {} rows to rank {}, which has joined and takes none. Give it 0 rows.",
+                                giver.rank, giver.splits[taker], call.parties[taker].rank));
       }
     }
   }
@@ -123,12 +141,15 @@ bool gives(const Call& call, std::size_t index) {
   switch (call.kind) {
     case Kind::barrier:
     case Kind::join:
-    case Kind::new_group: return false;
+    case Kind::new_group:
+      return false;
     case Kind::broadcast:
     case Kind::scatter:
     case Kind::send:
-    case Kind::receive: return call.is_root(index);
-    default: return true;
+    case Kind::receive:
+      return call.is_root(index);
+    default:
+      return true;
   }
 }
 

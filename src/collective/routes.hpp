@@ -25,15 +25,15 @@ struct Route {
   std::size_t bytes = 0;  ///< 0: nothing goes this way
 };
 
-/// What party `source` gives to party `destination` (which may be the same). For reductions `to` is where the reduced rows
-/// go. REQUIRES for all-to-all: splits of all parties are readable.
+/// What party `source` gives to party `destination` (which may be the same). For reductions `to` is where the reduced
+/// rows go. REQUIRES for all-to-all: splits of all parties are readable.
 Route route(const Call& call, std::size_t source, std::size_t destination);
 
 /// Rows of this rank's result.
 std::int64_t result_rows(const Call& call);
 
-/// All-to-all: notes how many rows come from whom. Throws Error(invalid_argument), on all ranks alike, when rows are owed to
-/// a rank that has joined.
+/// All-to-all: notes how many rows come from whom. Throws Error(invalid_argument), on all ranks alike, when rows are
+/// owed to a rank that has joined.
 void settle_splits(const Call& call);
 
 /// True when others read this rank's input.

@@ -21,8 +21,8 @@ void check_options(const Options& options) {
   }
   if (options.local_size != options.size || options.local_rank != options.rank) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("local rank {} of {} in a world of {}: all ranks must be on one host in this version", options.local_rank,
-                            options.local_size, options.size));
+                fmt::format("local rank {} of {} in a world of {}: all ranks must be on one host in this version",
+                            options.local_rank, options.local_size, options.size));
   }
 }
 
@@ -44,14 +44,15 @@ std::shared_ptr<Core> connect(Options options) {
 
   if (!options.epoch) options.epoch = next_epoch();
   const std::size_t heap_bytes = options.heap_bytes != 0 ? options.heap_bytes : default_heap_bytes();
-  rendezvous::LocalMeeting meeting({.rank = options.rank,
-                                    .size = options.size,
-                                    .epoch = *options.epoch,
-                                    .job = options.job,
-                                    .secret = options.secret,
-                                    .version = version(),
-                                    .timeout = options.start_timeout},
-                                   [&] { return heap::Segment::create(transport::shm_segment_shape(options.size, heap_bytes)); });
+  rendezvous::LocalMeeting meeting(
+      {.rank = options.rank,
+       .size = options.size,
+       .epoch = *options.epoch,
+       .job = options.job,
+       .secret = options.secret,
+       .version = version(),
+       .timeout = options.start_timeout},
+      [&] { return heap::Segment::create(transport::shm_segment_shape(options.size, heap_bytes)); });
   auto segment = heap::Segment::attach(meeting.descriptor());
   auto core = std::make_shared<Core>(options, transport::make_shm_transport(std::move(segment), options.rank));
   // From here on the shared memory tells who is alive; before, the open connections of the meeting did.

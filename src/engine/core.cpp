@@ -65,7 +65,8 @@ Core::OperationPtr Core::submit(Request request, bool background) {
   std::unique_lock lock(mutex_);
   refuse_if_unusable();
   if (has_joined(operation->request.group->id, transport_->rank())) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
   }
   assign_identity(*operation);
   stage(*operation, *transport_);
@@ -82,7 +83,8 @@ Core::OperationPtr Core::submit(Request request, bool background) {
 void Core::refuse_if_unusable() const {
   if (fork_generation_ != fork_generation()) {
     throw Error(ErrorCode::invalid_argument,
-                "this engine belongs to the parent process. Likely cause: a collective was called in a forked child (a DataLoader "
+                "this engine belongs to the parent process. Likely cause: a collective was called in a forked child (a "
+                "DataLoader "
                 "worker, multiprocessing). Call collectives only in the process that started the engine.");
   }
   if (ended_) throw *ended_;
@@ -94,12 +96,16 @@ void Core::assign_identity(Operation& operation) {
   const Request& request = operation.request;
   const std::string key = name_key(request);
   if (names_in_flight_.contains(key)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.", request.input.name));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
+                    request.input.name));
   }
-  operation.order = uses_[key]++;
+  Series& series = series_[request.group->id];
+  operation.order = series.uses[key]++;
   Hasher id;
   id.add(std::string_view(key));
+  id.add(series.joins);
   id.add(operation.order);
   operation.notice.head.id = id.value();
 }
@@ -124,8 +130,8 @@ negotiation::MembersPtr Core::make_group(std::vector<int> ranks) {
   std::lock_guard lock(mutex_);
   refuse_if_unusable();
   auto members = groups_.make(std::move(ranks));
-  // Everybody must know before the first operation whether it concerns him, also ranks that are not members. Notices are
-  // read in order, so it is enough to announce the group first.
+  // Everybody must know before the first operation whether it concerns him, also ranks that are not members. Notices
+  // are read in order, so it is enough to announce the group first.
   Request request;
   request.kind = Kind::new_group;
   request.group = members;
@@ -167,6 +173,11 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   }
   if (!members) return transport_->release(peer, notice.position);  // none of this rank's business
   const std::uint64_t id = notice.head->id;
+  // While this rank has joined, operations of those who have not are none of its business. Those of a peer that has
+  // are: it knew already that all had joined, and has gone on.
+  const bool sitting_out =
+      has_joined(members->id, transport_->rank()) && !has_joined(members->id, peer) && !pending_.contains(id);
+  if (sitting_out && kind != Kind::join) return transport_->release(peer, notice.position);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
   begin_if_complete(id);
@@ -177,9 +188,14 @@ void Core::begin_if_complete(std::uint64_t id) {
   const auto* gathering = matcher_.find(id);
   if (own == pending_.end() || gathering == nullptr || !gathering->has(transport_->rank())) return;
   const OperationPtr operation = own->second;
+  if (operation->algorithm) return;  // it has begun already
   for (int rank : gathering->missing()) {
     const bool counts = operation->request.kind != Kind::join && has_joined(operation->request.group->id, rank);
     if (!counts) return;
+    if (operation->request.partner == rank) {
+      return fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined",
+                                                                    text_of(*operation), rank)));
+    }
   }
   begin(operation, *gathering);
 }
@@ -196,8 +212,11 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
     return;
   }
   if (request.root >= 0 && !gathering.has(request.root)) {
-    fail(operation, Error(ErrorCode::mismatch, fmt::format("{}: rank {}, its root, has joined and takes no part any more. Choose a root that "
-                                                           "has not joined.", text_of(*operation), request.root)));
+    fail(operation,
+         Error(ErrorCode::mismatch,
+               fmt::format("{}: rank {}, its root, has joined and takes no part any more. Choose a root that "
+                           "has not joined.",
+                           text_of(*operation), request.root)));
     return;
   }
   if (request.kind == Kind::join) end_join(*operation, gathering);
@@ -255,25 +274,22 @@ bool Core::has_joined(negotiation::GroupId group, int rank) const {
 // From here on `rank` counts as absent in every operation of the group that it has not announced before.
 void Core::note_join(int rank, const negotiation::MembersPtr& members) {
   joined_[members->id].insert(rank);
+  if (rank == transport_->rank()) {
+    for (const auto& [peer, position] : matcher_.drop_without(rank, members->id)) transport_->release(peer, position);
+  }
   std::vector<std::uint64_t> affected;
-  std::vector<OperationPtr> widowed;
   for (const auto& [id, operation] : pending_) {
-    if (operation->request.partner == rank) {
-      const auto* gathering = matcher_.find(id);
-      if (gathering == nullptr || !gathering->has(rank)) widowed.push_back(operation);
-    } else if (operation->request.group->id == members->id && operation->request.kind != Kind::join) {
-      affected.push_back(id);
-    }
+    if (operation->request.group->id == members->id && operation->request.kind != Kind::join) affected.push_back(id);
   }
   for (std::uint64_t id : affected) begin_if_complete(id);
-  for (const OperationPtr& operation : widowed) {
-    fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined", text_of(*operation), rank)));
-  }
 }
 
 // All have joined: everybody takes part again. Who was last is read off the notices, so that all agree.
 void Core::end_join(Operation& operation, const negotiation::Gathering& gathering) {
   joined_.erase(operation.request.group->id);
+  Series& series = series_[operation.request.group->id];
+  ++series.joins;
+  series.uses.clear();
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -309,6 +325,7 @@ bool Core::progress() {
 
 void Core::finish(const OperationPtr& operation) {
   unstage(*operation, *transport_);
+  if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it
@@ -328,7 +345,8 @@ void Core::close(Operation& operation) {
   if (const auto* gathering = matcher_.find(id)) {
     for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
       const int rank = gathering->members->ranks[i];
-      if (gathering->arrivals[i] && rank != transport_->rank()) transport_->release(rank, gathering->arrivals[i].position);
+      if (gathering->arrivals[i] && rank != transport_->rank())
+        transport_->release(rank, gathering->arrivals[i].position);
     }
     matcher_.forget(id);
   }
@@ -379,8 +397,8 @@ void Core::check(const Operation& operation) {
   if (operation.state.load(std::memory_order_acquire) == Operation::State::failed) throw *operation.error;
 }
 
-// Called while something waits. A peer that died or was stopped ends the world; one that left in good order ends only the
-// operations that still need it.
+// Called while something waits. A peer that died or was stopped ends the world; one that left in good order ends only
+// the operations that still need it.
 void Core::look_after_peers() {
   const auto now = Clock::now();
   if (now - looked_after_ < kHealthInterval || ended_) return;
@@ -395,11 +413,14 @@ void Core::look_after_peers() {
           {.code = ErrorCode::peer_lost,
            .rank = peer,
            .text = health == Health::dead
-                       ? fmt::format("lost rank {} (pid {}): the process died. Noticed by rank {} while waiting in {}. Look at the output of "
+                       ? fmt::format("lost rank {} (pid {}): the process died. Noticed by rank {} while waiting in {}. "
+                                     "Look at the output of "
                                      "rank {} for the cause.",
                                      peer, transport_->process_of(peer), transport_->rank(), doing, peer)
-                       : fmt::format("lost rank {} (pid {}): the process is stopped (state T) and did not go on for several seconds. Noticed by "
-                                     "rank {} while waiting in {}. Somebody sent it SIGSTOP, or it reads from a terminal in the background.",
+                       : fmt::format("lost rank {} (pid {}): the process is stopped (state T) and did not go on for "
+                                     "several seconds. Noticed by "
+                                     "rank {} while waiting in {}. Somebody sent it SIGSTOP, or it reads from a "
+                                     "terminal in the background.",
                                      peer, transport_->process_of(peer), transport_->rank(), doing)});
       end_world(*transport_->verdict());
       return;
@@ -408,11 +429,13 @@ void Core::look_after_peers() {
     std::vector<OperationPtr> doomed;
     for (const auto& [id, operation] : pending_) {
       const auto* gathering = matcher_.find(id);
-      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer)) doomed.push_back(operation);
+      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer))
+        doomed.push_back(operation);
     }
     for (const OperationPtr& operation : doomed) {
       fail(operation, Error(ErrorCode::peer_lost,
-                            fmt::format("lost rank {} (pid {}): it stopped its engine, but {} on rank {} still needs it. Likely cause: the ranks "
+                            fmt::format("lost rank {} (pid {}): it stopped its engine, but {} on rank {} still needs "
+                                        "it. Likely cause: the ranks "
                                         "make a different number of calls (unequal data?).",
                                         peer, transport_->process_of(peer), text_of(*operation), transport_->rank())));
     }
@@ -429,13 +452,16 @@ void Core::report_stalls() {
     const auto missing = gathering != nullptr ? gathering->missing() : std::vector<int>{};
     const double seconds = std::chrono::duration<double>(waited).count();
     const std::string what = missing.empty()
-                                 ? fmt::format("{} is not complete after {:.0f} s, though all ranks have submitted it", text_of(*operation), seconds)
+                                 ? fmt::format("{} is not complete after {:.0f} s, though all ranks have submitted it",
+                                               text_of(*operation), seconds)
                                  : fmt::format("{} has waited {:.0f} s for rank{} {}", text_of(*operation), seconds,
                                                missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
     if (waited >= options_.stall_limit) {
-      transport_->pronounce({.code = ErrorCode::timeout,
-                             .rank = missing.empty() ? -1 : missing.front(),
-                             .text = what + ". The limit is LOCKSTEP_STALL_LIMIT. Likely cause: that rank took another path in the program."});
+      transport_->pronounce(
+          {.code = ErrorCode::timeout,
+           .rank = missing.empty() ? -1 : missing.front(),
+           .text = what +
+                   ". The limit is LOCKSTEP_STALL_LIMIT. Likely cause: that rank took another path in the program."});
       end_world(*transport_->verdict());
       return;
     }
@@ -503,8 +529,9 @@ std::uint64_t Core::end_step() {
 void Core::abort(const std::string& reason) {
   std::lock_guard lock(mutex_);
   refuse_if_unusable();
-  transport_->pronounce(
-      {.code = ErrorCode::aborted, .rank = transport_->rank(), .text = fmt::format("rank {} aborted the job: {}", transport_->rank(), reason)});
+  transport_->pronounce({.code = ErrorCode::aborted,
+                         .rank = transport_->rank(),
+                         .text = fmt::format("rank {} aborted the job: {}", transport_->rank(), reason)});
   end_world(*transport_->verdict());
 }
 
@@ -522,8 +549,8 @@ void Core::stop() {
     if (!ended_) ended_ = Error(ErrorCode::invalid_argument, "the engine has been stopped");
     while (!pending_.empty()) {
       const OperationPtr operation = pending_.begin()->second;
-      fail(operation, Error(ErrorCode::aborted, fmt::format("the engine of rank {} was stopped before {} was complete", transport_->rank(),
-                                                            text_of(*operation))));
+      fail(operation, Error(ErrorCode::aborted, fmt::format("the engine of rank {} was stopped before {} was complete",
+                                                            transport_->rank(), text_of(*operation))));
     }
     wake_.notify_all();
   }
@@ -533,7 +560,8 @@ void Core::stop() {
 
 std::string Core::text_of(const Operation& operation) const {
   const Request& request = operation.request;
-  return fmt::format("{} {}", collective::name_of(request.kind), negotiation::name_text(request.input.name, operation.order));
+  return fmt::format("{} {}", collective::name_of(request.kind),
+                     negotiation::name_text(request.input.name, operation.order));
 }
 
 }  // namespace lockstep::engine

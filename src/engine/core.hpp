@@ -1,12 +1,12 @@
 // The engine behind the public class: submits, matches, advances and ends operations.
 //
-// There is no fixed thread of execution. Whoever waits for an operation drives all of them (`progress`, under one lock);
-// the engine's own thread does it only for operations that nobody waits for. So a blocking call made while nothing else
-// is under way never changes threads.
+// There is no fixed thread of execution. Whoever waits for an operation drives all of them (`progress`, under one
+// lock); the engine's own thread does it only for operations that nobody waits for. So a blocking call made while
+// nothing else is under way never changes threads.
 #pragma once
 
-#include <condition_variable>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -61,6 +61,13 @@ class Core {
   void run();
   void run_background(std::unique_lock<std::mutex>& lock);
 
+  // How often each name was used since the group's last join. Ranks that had joined have missed some, so counting
+  // starts again when all have.
+  struct Series {
+    std::uint64_t joins = 0;
+    std::unordered_map<std::string, std::uint64_t> uses;
+  };
+
   // All below: REQUIRES mutex_.
   bool progress();
   bool take_notices();
@@ -97,7 +104,7 @@ class Core {
   std::unordered_map<std::uint64_t, OperationPtr> pending_;         // by id
   std::deque<OperationPtr> queued_;                                 // not yet announced: the log is full
   std::vector<OperationPtr> running_;                               // everybody has announced them
-  std::unordered_map<std::string, std::uint64_t> uses_;             // how often each name was used, by group
+  std::unordered_map<negotiation::GroupId, Series> series_;
   std::unordered_map<std::string, Operation*> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more

@@ -18,7 +18,8 @@ namespace {
 std::vector<float> values_of(int rank, std::size_t elements) {
   std::mt19937 random(static_cast<unsigned>(1000 + rank));
   std::vector<float> values(elements);
-  for (float& value : values) value = std::ldexp(static_cast<float>(random() % 20'000) - 10'000.0F, static_cast<int>(random() % 30) - 15);
+  for (float& value : values)
+    value = std::ldexp(static_cast<float>(random() % 20'000) - 10'000.0F, static_cast<int>(random() % 30) - 15);
   return values;
 }
 
@@ -28,7 +29,8 @@ std::vector<float> expected_sum(int size, std::size_t elements) {
   std::vector<float> sums(elements);
   for (std::size_t i = 0; i < elements; ++i) {
     sums[i] = *reduce_tree(
-        0, leaves.size(), [&](std::size_t leaf) { return std::optional(leaves[leaf][i]); }, [](float a, float b) { return a + b; });
+        0, leaves.size(), [&](std::size_t leaf) { return std::optional(leaves[leaf][i]); },
+        [](float a, float b) { return a + b; });
   }
   return sums;
 }
@@ -114,7 +116,8 @@ TEST_P(EveryWorld, NamedOperationsMeetInWhateverOrderTheyAreSubmitted) {
       std::vector<Core::OperationPtr> operations;
       core.begin_step();
       for (std::size_t tensor : order) {
-        operations.push_back(core.submit(all_reduce(tensors[tensor].data(), elements, "t" + std::to_string(tensor)), true));
+        operations.push_back(
+            core.submit(all_reduce(tensors[tensor].data(), elements, "t" + std::to_string(tensor)), true));
       }
       run(core, barrier());  // overtakes nothing and is overtaken by nothing it needs
       EXPECT_EQ(core.end_step(), step + 1);
@@ -156,7 +159,9 @@ TEST_P(EveryWorld, DisagreementIsAnErrorOnAllRanksThatSaysWhoHadWhat) {
       EXPECT_EQ(error.code(), ErrorCode::mismatch);
       EXPECT_NE(std::string(error.what()).find("'grad'"), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find("[300]"), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("rank " + std::to_string(size() - 1) + ": all-reduce (sum) of float32 [200]"), std::string::npos)
+      EXPECT_NE(
+          std::string(error.what()).find("rank " + std::to_string(size() - 1) + ": all-reduce (sum) of float32 [200]"),
+          std::string::npos)
           << error.what();
     }
     // The engine goes on.
@@ -223,7 +228,8 @@ TEST_P(EveryWorld, LeavingEarlyIsNamedOnTheOthers) {
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
                          testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(1, 2, 3, 4, 5, 8)),
                          [](const auto& test) {
-                           return std::string(name_of(std::get<0>(test.param))) + std::to_string(std::get<1>(test.param));
+                           return std::string(name_of(std::get<0>(test.param))) +
+                                  std::to_string(std::get<1>(test.param));
                          });
 
 TEST(Core, MisuseThrowsAtTheCall) {

@@ -3,6 +3,7 @@
 
 #include "engine/connect.hpp"
 #include "engine/core.hpp"
+#include "negotiation/groups.hpp"
 
 namespace lockstep {
 namespace {
@@ -18,22 +19,73 @@ void run(Core& core, Request request) {
 }
 
 Work run_async(const std::shared_ptr<Core>& core, Request request) {
-  return {core->submit(std::move(request), /*background=*/true), core};
+  return {{core->submit(std::move(request), /*background=*/true)}, core};
 }
 
-Request all_reduce_request(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  return {.kind = Kind::all_reduce, .input = input, .output = output, .op = options.op};
+Result run_for_result(const std::shared_ptr<Core>& core, Request request) {
+  return Work({core->submit(std::move(request), /*background=*/false)}, core).result();
 }
-Request broadcast_request(const TensorView& tensor, int root) {
-  return {.kind = Kind::broadcast, .input = tensor, .output = tensor, .root = root};
-}
-Request barrier_request(const std::string& name) {
+
+Request request_for(Kind kind, const TensorView& input, const TensorView& output, const Group& group, int root = -1) {
   Request request;
-  request.input.name = name;
+  request.kind = kind;
+  request.input = input;
+  request.output = output;
+  request.root = root;
+  request.group = group.members();
+  return request;
+}
+
+Request reduction(Kind kind, const TensorView& input, const TensorView& output, const ReduceOptions& options,
+                  int root = -1) {
+  Request request = request_for(kind, input, output, options.group, root);
+  request.op = options.op;
+  request.prescale = options.prescale;
+  request.postscale = options.postscale;
+  request.by_contributors = options.average_over_contributors;
+  return request;
+}
+
+Request barrier_request(const std::string& name, const Group& group) {
+  TensorView nothing;
+  nothing.name = name;
+  return request_for(Kind::barrier, nothing, {}, group);
+}
+
+Request all_to_all_request(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
+                           const Group& group, int size) {
+  Request request = request_for(Kind::all_to_all, input, output, group);
+  request.splits = splits;
+  if (!splits.empty()) return request;
+  const auto parts = static_cast<std::int64_t>(group.members() ? group.ranks().size() : static_cast<std::size_t>(size));
+  const std::int64_t rows = input.shape.empty() ? 1 : input.shape.front();
+  if (rows % parts != 0) {
+    throw Error(ErrorCode::invalid_argument, "all-to-all of '" + input.name + "': " + std::to_string(rows) +
+                                                 " rows do not divide evenly among " + std::to_string(parts) +
+                                                 " ranks. Pass splits.");
+  }
+  request.splits.assign(static_cast<std::size_t>(parts), rows / parts);
+  return request;
+}
+
+Request pair_request(Kind kind, const TensorView& tensor, int sender, int receiver, int tag) {
+  // A pair is matched by its ranks and tag; a name would only get in the way.
+  TensorView unnamed = tensor;
+  unnamed.name.clear();
+  Request request =
+      kind == Kind::send ? request_for(kind, unnamed, {}, {}, sender) : request_for(kind, unnamed, unnamed, {}, sender);
+  request.partner = kind == Kind::send ? receiver : sender;
+  request.receiver = receiver;
+  request.tag = tag;
   return request;
 }
 
 }  // namespace
+
+const std::vector<int>& Group::ranks() const {
+  static const std::vector<int> world;
+  return members_ ? members_->ranks : world;
+}
 
 Engine::Engine() : Engine(Options::from_environment()) {}
 Engine::Engine(const Options& options) : core_(engine::connect(options)) {}
@@ -45,15 +97,95 @@ int Engine::local_rank() const noexcept { return core_->options().local_rank; }
 int Engine::local_size() const noexcept { return core_->options().local_size; }
 
 void Engine::all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  run(*core_, all_reduce_request(input, output, options));
+  run(*core_, reduction(Kind::all_reduce, input, output, options));
 }
 Work Engine::all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  return run_async(core_, all_reduce_request(input, output, options));
+  return run_async(core_, reduction(Kind::all_reduce, input, output, options));
 }
-void Engine::broadcast(const TensorView& tensor, int root) { run(*core_, broadcast_request(tensor, root)); }
-Work Engine::broadcast_async(const TensorView& tensor, int root) { return run_async(core_, broadcast_request(tensor, root)); }
-void Engine::barrier(const std::string& name) { run(*core_, barrier_request(name)); }
-Work Engine::barrier_async(const std::string& name) { return run_async(core_, barrier_request(name)); }
+
+void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
+  all_reduce_async(tensors, options).wait();
+}
+Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
+  std::vector<std::shared_ptr<engine::Operation>> operations;
+  for (const TensorPair& pair : tensors)
+    operations.push_back(core_->submit(reduction(Kind::all_reduce, pair.input, pair.output, options), true));
+  return {std::move(operations), core_};
+}
+
+void Engine::reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
+  run(*core_, reduction(Kind::reduce, input, output, options, root));
+}
+Work Engine::reduce_async(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
+  return run_async(core_, reduction(Kind::reduce, input, output, options, root));
+}
+
+Result Engine::reduce_scatter(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
+  return run_for_result(core_, reduction(Kind::reduce_scatter, input, output, options));
+}
+Work Engine::reduce_scatter_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
+  return run_async(core_, reduction(Kind::reduce_scatter, input, output, options));
+}
+
+void Engine::broadcast(const TensorView& tensor, int root, const Group& group) {
+  run(*core_, request_for(Kind::broadcast, tensor, tensor, group, root));
+}
+Work Engine::broadcast_async(const TensorView& tensor, int root, const Group& group) {
+  return run_async(core_, request_for(Kind::broadcast, tensor, tensor, group, root));
+}
+
+Result Engine::all_gather(const TensorView& input, const TensorView& output, const Group& group) {
+  return run_for_result(core_, request_for(Kind::all_gather, input, output, group));
+}
+Work Engine::all_gather_async(const TensorView& input, const TensorView& output, const Group& group) {
+  return run_async(core_, request_for(Kind::all_gather, input, output, group));
+}
+
+Result Engine::gather(const TensorView& input, int root, const TensorView& output, const Group& group) {
+  return run_for_result(core_, request_for(Kind::gather, input, output, group, root));
+}
+Work Engine::gather_async(const TensorView& input, int root, const TensorView& output, const Group& group) {
+  return run_async(core_, request_for(Kind::gather, input, output, group, root));
+}
+
+Result Engine::scatter(const TensorView& input, int root, const TensorView& output, const Group& group) {
+  return run_for_result(core_, request_for(Kind::scatter, input, output, group, root));
+}
+Work Engine::scatter_async(const TensorView& input, int root, const TensorView& output, const Group& group) {
+  return run_async(core_, request_for(Kind::scatter, input, output, group, root));
+}
+
+Result Engine::all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
+                          const Group& group) {
+  return run_for_result(core_, all_to_all_request(input, splits, output, group, size()));
+}
+Work Engine::all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits,
+                              const TensorView& output, const Group& group) {
+  return run_async(core_, all_to_all_request(input, splits, output, group, size()));
+}
+
+void Engine::send(const TensorView& tensor, int receiver, int tag) {
+  run(*core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
+}
+Work Engine::send_async(const TensorView& tensor, int receiver, int tag) {
+  return run_async(core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
+}
+void Engine::receive(const TensorView& tensor, int sender, int tag) {
+  run(*core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
+}
+Work Engine::receive_async(const TensorView& tensor, int sender, int tag) {
+  return run_async(core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
+}
+
+void Engine::barrier(const std::string& name, const Group& group) { run(*core_, barrier_request(name, group)); }
+Work Engine::barrier_async(const std::string& name, const Group& group) {
+  return run_async(core_, barrier_request(name, group));
+}
+
+int Engine::join(const Group& group) { return join_async(group).result().last_joined; }
+Work Engine::join_async(const Group& group) { return run_async(core_, request_for(Kind::join, {}, {}, group)); }
+
+Group Engine::make_group(const std::vector<int>& ranks) { return Group(core_->make_group(ranks)); }
 
 void Engine::begin_step() { core_->begin_step(); }
 std::uint64_t Engine::end_step() { return core_->end_step(); }
@@ -69,19 +201,31 @@ void Engine::deallocate(void* block) {
   shared->deallocate(block);
 }
 
-Work::Work(std::shared_ptr<engine::Operation> operation, std::shared_ptr<engine::Core> core)
-    : operation_(std::move(operation)), core_(std::move(core)) {}
+Work::Work(std::vector<std::shared_ptr<engine::Operation>> operations, std::shared_ptr<engine::Core> core)
+    : operations_(std::move(operations)), core_(std::move(core)) {}
 
 bool Work::poll() const { return wait_for(std::chrono::milliseconds(0)); }
 
 void Work::wait() const {
-  core_->wait(*operation_);
-  Core::check(*operation_);
+  for (const auto& operation : operations_) core_->wait(*operation);
+  for (const auto& operation : operations_) Core::check(*operation);
 }
 
 bool Work::wait_for(std::chrono::milliseconds limit) const {
-  if (!core_->wait(*operation_, Core::Clock::now() + limit)) return false;
+  const auto deadline = Core::Clock::now() + limit;
+  for (const auto& operation : operations_) {
+    if (!core_->wait(*operation, deadline)) return false;
+  }
   return true;
+}
+
+Result Work::result(std::size_t index) const {
+  wait();
+  const auto& operation = operations_.at(index);
+  return {.tensor = operation->result,
+          .received = operation->received,
+          .last_joined = operation->last_joined,
+          .memory = operation};
 }
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ struct Request {
   TensorView input;   ///< its name is the operation's
   TensorView output;  ///< without memory: the engine makes it (not for reductions of a whole tensor, nor broadcasts)
   ReduceOp op = ReduceOp::sum;
-  int root = -1;  ///< a rank of the world; of a pair, the sender
+  int root = -1;      ///< a rank of the world; of a pair, the sender
   int partner = -1;   ///< send and receive: the other side
   int receiver = -1;  ///< send and receive: of the two, who receives
   std::int32_t tag = 0;
@@ -31,7 +31,7 @@ struct Request {
   double postscale = 1.0;
   bool by_contributors = false;
   std::vector<std::int64_t> splits = {};  ///< all-to-all: rows for each member of the group
-  negotiation::MembersPtr group = {};  ///< nullptr: the world
+  negotiation::MembersPtr group = {};     ///< nullptr: the world
 };
 
 /// Owned by the engine's Core, which also guards every field except `state`.
@@ -42,9 +42,9 @@ class Operation {
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
   Request request;
-  std::uint64_t order = 0;   ///< among the operations without a name
-  bool background = false;   ///< nobody may be waiting: the engine's thread sees to it
-  transport::Notice notice;  ///< what this rank announces
+  std::uint64_t order = 0;             ///< among the operations without a name
+  bool background = false;             ///< nobody may be waiting: the engine's thread sees to it
+  transport::Notice notice;            ///< what this rank announces
   std::byte* staged = nullptr;         ///< the tensor's copy in shared memory, when it does not live there
   std::byte* staged_splits = nullptr;  ///< the splits of an all-to-all there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
@@ -53,7 +53,7 @@ class Operation {
 
   /// The result. Valid once the state says done.
   TensorView result;
-  std::vector<std::int64_t> received;  ///< all-to-all: rows from each member
+  std::vector<std::int64_t> received;   ///< all-to-all: rows from each member
   std::shared_ptr<std::byte[]> memory;  ///< what the engine made for it
   int last_joined = -1;
 

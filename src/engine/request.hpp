@@ -11,7 +11,8 @@ namespace lockstep::engine {
 /// Throws Error(invalid_argument) for a request that makes no sense on `rank`. REQUIRES: the group is set.
 void check_request(const Request& request, int rank);
 
-/// Everything in the notice except identity and data. Throws Error(invalid_argument) for a tensor that cannot be described.
+/// Everything in the notice except identity and data. Throws Error(invalid_argument) for a tensor that cannot be
+/// described.
 void announce_in(transport::Notice& notice, const Request& request);
 
 /// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag.

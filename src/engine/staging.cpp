@@ -18,10 +18,13 @@ bool gives(const Request& request, int rank) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
-    case Kind::receive: return false;
+    case Kind::receive:
+      return false;
     case Kind::broadcast:
-    case Kind::scatter: return request.root == rank;
-    default: return true;
+    case Kind::scatter:
+      return request.root == rank;
+    default:
+      return true;
   }
 }
 
@@ -30,11 +33,15 @@ bool is_written_by_peers(const Request& request, int rank) {
   return request.kind == Kind::all_reduce || (request.kind == Kind::reduce && request.root == rank);
 }
 
-std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation, transport::SharedMemory& shared) {
+std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
+                        transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));
   if (block == nullptr) {
-    throw Error(ErrorCode::system, fmt::format("no room for {} bytes of {} '{}' in the shared heap. Raise LOCKSTEP_HEAP_BYTES, or work in smaller "
-                                               "pieces.", bytes, name_of(operation.request.kind), operation.request.input.name));
+    throw Error(
+        ErrorCode::system,
+        fmt::format("no room for {} bytes of {} '{}' in the shared heap. Raise LOCKSTEP_HEAP_BYTES, or work in smaller "
+                    "pieces.",
+                    bytes, name_of(operation.request.kind), operation.request.input.name));
   }
   std::memcpy(block, data, bytes);
   return block;
@@ -92,7 +99,8 @@ void drop_staged(Operation& operation, transport::Transport& transport) {
   }
 }
 
-void describe_party(collective::Party& party, const transport::NoticeRef& notice, const Operation& own, transport::SharedMemory* shared) {
+void describe_party(collective::Party& party, const transport::NoticeRef& notice, const Operation& own,
+                    transport::SharedMemory* shared) {
   const transport::NoticeHead& head = *notice.head;
   const auto kind = static_cast<Kind>(head.kind);
   party.position = notice.position;
@@ -120,7 +128,8 @@ std::byte* make_output(Operation& operation, const transport::NoticeDetail& like
   result.dtype = request.input.dtype;
   std::vector<std::int64_t> shape(like.shape, like.shape + like.ndim);
   const auto kind = request.kind;
-  const bool keeps_shape = kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast || kind == Kind::send || kind == Kind::receive;
+  const bool keeps_shape = kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast ||
+                           kind == Kind::send || kind == Kind::receive;
   if (!keeps_shape || rows == 0) {
     if (shape.empty()) shape.push_back(0);
     shape.front() = rows;
@@ -130,8 +139,9 @@ std::byte* make_output(Operation& operation, const transport::NoticeDetail& like
       std::int64_t elements = 1;
       for (auto extent : shape) elements *= extent;
       if (elements != request.output.elements()) {
-        throw Error(ErrorCode::invalid_argument, fmt::format("the result of {} '{}' has shape [{}], but the output given has [{}]", name_of(kind),
-                                                             request.input.name, fmt::join(shape, ", "), fmt::join(request.output.shape, ", ")));
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("the result of {} '{}' has shape [{}], but the output given has [{}]", name_of(kind),
+                                request.input.name, fmt::join(shape, ", "), fmt::join(request.output.shape, ", ")));
       }
     }
     return static_cast<std::byte*>(request.output.data);
@@ -140,8 +150,9 @@ std::byte* make_output(Operation& operation, const transport::NoticeDetail& like
   result.strides.clear();
   constexpr std::size_t kAlignment = 64;
   const std::size_t bytes = (result.bytes() / kAlignment + 1) * kAlignment;
-  operation.memory = std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(kAlignment))),
-                                                  [](std::byte* block) { ::operator delete[](block, std::align_val_t(kAlignment)); });
+  operation.memory =
+      std::shared_ptr<std::byte[]>(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(kAlignment))),
+                                   [](std::byte* block) { ::operator delete[](block, std::align_val_t(kAlignment)); });
   result.data = operation.memory.get();
   return operation.memory.get();
 }

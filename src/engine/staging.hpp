@@ -6,8 +6,8 @@
 
 namespace lockstep::engine {
 
-/// Decides how the input reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over messages
-/// there is nothing to do. Throws Error(system) when the heap is full.
+/// Decides how the input reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over
+/// messages there is nothing to do. Throws Error(system) when the heap is full.
 void stage(Operation& operation, transport::Transport& transport);
 
 /// Copies a result that was made in the staged copy to where the caller wants it.
@@ -17,7 +17,8 @@ void unstage(Operation& operation, transport::Transport& transport);
 void drop_staged(Operation& operation, transport::Transport& transport);
 
 /// Fills in what is known of a party's data from its notice.
-void describe_party(collective::Party& party, const transport::NoticeRef& notice, const Operation& own, transport::SharedMemory* shared);
+void describe_party(collective::Party& party, const transport::NoticeRef& notice, const Operation& own,
+                    transport::SharedMemory* shared);
 
 /// The memory for a result of `rows` rows of the shape in `like`: the caller's if it gave some, otherwise new.
 /// Throws Error(invalid_argument) when the caller's has another size.

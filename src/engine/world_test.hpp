@@ -22,7 +22,8 @@ enum class Over { memory, shm };
 
 inline const char* name_of(Over over) { return over == Over::memory ? "memory" : "shm"; }
 
-inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size, std::size_t arena_bytes = 32 << 20) {
+inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size,
+                                                                     std::size_t arena_bytes = 32 << 20) {
   if (over == Over::memory) return transport::make_memory_world(size);
   // One mapping, several threads: so the thread sanitizer sees every access to the shared memory.
   const Fd fd = heap::Segment::create(transport::shm_segment_shape(size, arena_bytes));
@@ -79,11 +80,17 @@ inline void run(Core& core, Request request) {
 }
 
 inline Request all_reduce(void* data, std::size_t elements, const std::string& name = {}, ReduceOp op = ReduceOp::sum) {
-  return {.kind = collective::Kind::all_reduce, .input = view(data, elements, name), .output = view(data, elements, name), .op = op};
+  return {.kind = collective::Kind::all_reduce,
+          .input = view(data, elements, name),
+          .output = view(data, elements, name),
+          .op = op};
 }
 
 inline Request broadcast(void* data, std::size_t elements, int root, const std::string& name = {}) {
-  return {.kind = collective::Kind::broadcast, .input = view(data, elements, name), .output = view(data, elements, name), .root = root};
+  return {.kind = collective::Kind::broadcast,
+          .input = view(data, elements, name),
+          .output = view(data, elements, name),
+          .root = root};
 }
 
 inline Request barrier(const std::string& name = {}) {

@@ -48,7 +48,8 @@ void Arena::deallocate(void* block) {
   auto found = contains(block, 0) ? blocks_.find(static_cast<std::size_t>(address - base_)) : blocks_.end();
   if (found == blocks_.end()) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is not a block of this engine's heap. Likely cause: freed twice, or by another engine.", block));
+                fmt::format("{} is not a block of this engine's heap. Likely cause: freed twice, or by another engine.",
+                            block));
   }
   std::size_t offset = found->first;
   std::size_t bytes = found->second;

@@ -36,9 +36,9 @@ class Arena {
   std::size_t bytes_;
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
-  std::map<std::size_t, std::size_t> gaps_;                       // offset -> bytes
-  std::set<std::pair<std::size_t, std::size_t>> gaps_by_size_;    // (bytes, offset)
-  std::unordered_map<std::size_t, std::size_t> blocks_;           // offset -> bytes
+  std::map<std::size_t, std::size_t> gaps_;                     // offset -> bytes
+  std::set<std::pair<std::size_t, std::size_t>> gaps_by_size_;  // (bytes, offset)
+  std::unordered_map<std::size_t, std::size_t> blocks_;         // offset -> bytes
   std::size_t in_use_ = 0;
 };
 

@@ -1,8 +1,9 @@
 // Knowing within a millisecond that a peer on this host has died.
 //
 // An end-of-file comes late: the kernel closes files after it has freed the memory, and a forked child may keep them
-// open. A robust mutex does not: the kernel releases it as the first thing when its owner's thread ends, however it ends.
-// Each rank's engine thread holds one for as long as the engine lives; whoever can take it knows that the owner is gone.
+// open. A robust mutex does not: the kernel releases it as the first thing when its owner's thread ends, however it
+// ends. Each rank's engine thread holds one for as long as the engine lives; whoever can take it knows that the owner
+// is gone.
 #pragma once
 
 #include <pthread.h>

@@ -31,14 +31,17 @@ std::size_t control_offset(const SegmentShape& shape) {
 std::size_t arena_offset(const SegmentShape& shape) {
   return control_offset(shape) + shape.ranks * round_up(shape.control_bytes);
 }
-std::size_t total_bytes(const SegmentShape& shape) { return arena_offset(shape) + shape.ranks * round_up(shape.arena_bytes); }
+std::size_t total_bytes(const SegmentShape& shape) {
+  return arena_offset(shape) + shape.ranks * round_up(shape.arena_bytes);
+}
 
 std::byte* map(const Fd& fd, std::size_t bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) {
-    throw_errno(fmt::format("map {} MB of shared memory. Likely cause: a limit on address space (ulimit -v). Next step: raise it, or "
-                            "set LOCKSTEP_HEAP_BYTES to less per rank",
-                            bytes >> 20));
+    throw_errno(fmt::format(
+        "map {} MB of shared memory. Likely cause: a limit on address space (ulimit -v). Next step: raise it, or "
+        "set LOCKSTEP_HEAP_BYTES to less per rank",
+        bytes >> 20));
   }
   return static_cast<std::byte*>(base);
 }
@@ -67,7 +70,8 @@ Fd Segment::create(const SegmentShape& shape) {
 std::shared_ptr<Segment> Segment::attach(const Fd& fd) {
   struct stat status {};
   Header header{};
-  if (::fstat(fd.get(), &status) != 0 || ::pread(fd.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) {
+  if (::fstat(fd.get(), &status) != 0 ||
+      ::pread(fd.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) {
     throw_errno("read the shared memory of this host");
   }
   if (header.magic != kMagic || total_bytes(header.shape) != static_cast<std::size_t>(status.st_size)) {

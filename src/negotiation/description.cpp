@@ -37,10 +37,12 @@ std::uint32_t memory_order(const TensorView& tensor) {
     std::int64_t expected = 1;
     for (auto d = real.rbegin(); d != real.rend(); ++d) {
       if (tensor.strides[*d] != expected && tensor.elements() > 0) {
-        throw Error(ErrorCode::invalid_argument,
-                    fmt::format("tensor '{}' of shape [{}] with strides [{}] has gaps or overlaps in memory. Pass a dense tensor "
-                                "(PyTorch: tensor.contiguous()).",
-                                tensor.name, fmt::join(tensor.shape, ", "), fmt::join(tensor.strides, ", ")));
+        throw Error(
+            ErrorCode::invalid_argument,
+            fmt::format(
+                "tensor '{}' of shape [{}] with strides [{}] has gaps or overlaps in memory. Pass a dense tensor "
+                "(PyTorch: tensor.contiguous()).",
+                tensor.name, fmt::join(tensor.shape, ", "), fmt::join(tensor.strides, ", ")));
       }
       expected *= tensor.shape[*d];
     }
@@ -86,8 +88,9 @@ NoticeDetail describe(Kind kind, const TensorView& tensor) {
   std::memcpy(detail.name, tensor.name.data(), name_length);
   if (!has_tensor(kind)) return detail;
   if (tensor.shape.size() > NoticeDetail::kMaxDims) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' has {} dimensions; at most {} are supported. Reshape it first.",
-                                                         tensor.name, tensor.shape.size(), NoticeDetail::kMaxDims));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("tensor '{}' has {} dimensions; at most {} are supported. Reshape it first.", tensor.name,
+                            tensor.shape.size(), NoticeDetail::kMaxDims));
   }
   for (std::int64_t extent : tensor.shape) {
     if (extent < 0) {
@@ -100,8 +103,9 @@ NoticeDetail describe(Kind kind, const TensorView& tensor) {
   detail.order = memory_order(tensor);
   std::copy(tensor.shape.begin(), tensor.shape.end(), detail.shape);
   if (is_cut_by_rows(kind) && detail.ndim > 0 && (detail.order & 0xF) != 0) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} of '{}': its first dimension is not the outermost in memory. Pass a contiguous tensor.",
-                                                         collective::name_of(kind), tensor.name));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} of '{}': its first dimension is not the outermost in memory. Pass a contiguous tensor.",
+                            collective::name_of(kind), tensor.name));
   }
   return detail;
 }
@@ -113,7 +117,7 @@ std::uint64_t signature_of(const NoticeDetail& given) {
   if (kind == Kind::receive) detail.kind = static_cast<std::int32_t>(Kind::send);
   if (has_own_rows(kind)) detail.shape[0] = -1;
   if (has_own_rows(kind) && detail.ndim == 0) detail.ndim = 1;  // a scalar counts as one row
-  if (kind == Kind::scatter) {  // only the root has a tensor to describe
+  if (kind == Kind::scatter) {                                  // only the root has a tensor to describe
     detail.ndim = 0;
     detail.order = 0;
     std::fill(std::begin(detail.shape), std::end(detail.shape), 0);
@@ -148,7 +152,8 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
   std::vector<std::pair<std::string, std::vector<int>>> versions;
   for (const Statement& statement : statements) {
     const std::string text = text_of(*statement.detail);
-    auto same = std::find_if(versions.begin(), versions.end(), [&](const auto& version) { return version.first == text; });
+    auto same =
+        std::find_if(versions.begin(), versions.end(), [&](const auto& version) { return version.first == text; });
     if (same == versions.end()) same = versions.insert(versions.end(), {text, {}});
     same->second.push_back(statement.rank);
   }
@@ -157,8 +162,10 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
     text += fmt::format(" {} {}: {};", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), version);
   }
   text.back() = '.';
-  return text + " Likely cause: the ranks run different code or see differently shaped data. Every rank must submit the same operation "
-                "with the same shape, type and options under one name.";
+  return text +
+         " Likely cause: the ranks run different code or see differently shaped data. Every rank must submit the same "
+         "operation "
+         "with the same shape, type and options under one name.";
 }
 
 std::int64_t rows_of(const NoticeDetail& detail) { return detail.ndim == 0 ? 1 : detail.shape[0]; }

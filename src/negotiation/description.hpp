@@ -11,8 +11,8 @@
 
 namespace lockstep::negotiation {
 
-/// Fills in type, shape, memory order and name. Throws Error(invalid_argument) when the tensor is not dense, has too many
-/// dimensions, or is cut by rows but does not lie row after row.
+/// Fills in type, shape, memory order and name. Throws Error(invalid_argument) when the tensor is not dense, has too
+/// many dimensions, or is cut by rows but does not lie row after row.
 transport::NoticeDetail describe(collective::Kind kind, const TensorView& tensor);
 
 /// Equal exactly when ranks agree (up to hash collisions of 64 bits). What each rank may choose for itself, such as the

@@ -30,18 +30,22 @@ MembersPtr Groups::make(std::vector<int> ranks) {
   const bool doubled = std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end();
   if (ranks.empty() || doubled || ranks.front() < 0 || ranks.back() >= size_) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("a group of ranks [{}] makes no sense: each must be named once, from 0 to {}", fmt::join(ranks, ", "), size_ - 1));
+                fmt::format("a group of ranks [{}] makes no sense: each must be named once, from 0 to {}",
+                            fmt::join(ranks, ", "), size_ - 1));
   }
   if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("rank {} is not among the ranks [{}] of the group; only its members make it", rank_, fmt::join(ranks, ", ")));
+                fmt::format("rank {} is not among the ranks [{}] of the group; only its members make it", rank_,
+                            fmt::join(ranks, ", ")));
   }
   Hasher hasher;
   hasher.add(ranks.data(), ranks.size() * sizeof(int));
   hasher.add(made_[hasher.value()]++);
   const auto id = static_cast<GroupId>(hasher.value());
   if (groups_.contains(id)) {
-    throw Error(ErrorCode::internal, fmt::format("two groups have the same number {} by chance; make this one with its ranks once more", id));
+    throw Error(
+        ErrorCode::internal,
+        fmt::format("two groups have the same number {} by chance; make this one with its ranks once more", id));
   }
   auto members = std::make_shared<const Members>(Members{id, std::move(ranks)});
   groups_.emplace(id, members);
@@ -60,7 +64,8 @@ void Groups::note(GroupId id, std::span<const std::byte> bitmap) {
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; ++rank) {
     const auto at = static_cast<std::size_t>(rank) / 8;
-    if (at < bitmap.size() && (bitmap[at] & static_cast<std::byte>(1 << (rank % 8))) != std::byte{0}) ranks.push_back(rank);
+    if (at < bitmap.size() && (bitmap[at] & static_cast<std::byte>(1 << (rank % 8))) != std::byte{0})
+      ranks.push_back(rank);
   }
   early_.emplace(id, std::make_shared<const Members>(Members{id, std::move(ranks)}));
 }
@@ -74,7 +79,8 @@ MembersPtr Groups::find(GroupId id) const {
 std::vector<std::byte> Groups::bitmap_of(const Members& members) {
   std::vector<std::byte> bitmap(static_cast<std::size_t>(members.ranks.back()) / 8 + 1);
   if (bitmap.size() > transport::kInlineBytes) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("groups can hold ranks below {}", transport::kInlineBytes * 8));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("groups can hold ranks below {}", transport::kInlineBytes * 8));
   }
   for (int rank : members.ranks) bitmap[static_cast<std::size_t>(rank) / 8] |= static_cast<std::byte>(1 << (rank % 8));
   return bitmap;

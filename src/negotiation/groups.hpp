@@ -48,8 +48,8 @@ class Groups {
   int rank_;
   int size_;
   MembersPtr world_;
-  std::unordered_map<GroupId, MembersPtr> groups_;  // nullptr: others' only
-  std::unordered_map<GroupId, MembersPtr> early_;   // announced by a peer before this rank made it
+  std::unordered_map<GroupId, MembersPtr> groups_;         // nullptr: others' only
+  std::unordered_map<GroupId, MembersPtr> early_;          // announced by a peer before this rank made it
   std::unordered_map<std::uint64_t, std::uint32_t> made_;  // how often, by hash of the members
 };
 

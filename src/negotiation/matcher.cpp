@@ -36,9 +36,23 @@ const Gathering& Matcher::arrive(int rank, const MembersPtr& members, const tran
     gathering.arrivals.resize(members->ranks.size());
   }
   const auto index = gathering.members->index_of(rank);
-  if (!index || gathering.arrivals[*index]) throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
+  if (!index || gathering.arrivals[*index])
+    throw Error(ErrorCode::internal, fmt::format("rank {} announced one operation twice", rank));
   gathering.arrivals[*index] = notice;
   return gathering;
+}
+
+std::vector<std::pair<int, std::uint64_t>> Matcher::drop_without(int rank, GroupId group) {
+  std::vector<std::pair<int, std::uint64_t>> freed;
+  std::erase_if(gatherings_, [&](const auto& entry) {
+    const Gathering& gathering = entry.second;
+    if (gathering.members->id != group || gathering.has(rank)) return false;
+    for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+      if (gathering.arrivals[i]) freed.emplace_back(gathering.members->ranks[i], gathering.arrivals[i].position);
+    }
+    return true;
+  });
+  return freed;
 }
 
 const Gathering* Matcher::find(std::uint64_t id) const {

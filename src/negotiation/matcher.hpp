@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "negotiation/groups.hpp"
@@ -28,6 +29,9 @@ class Matcher {
   /// Notes that `rank` has announced the operation, and returns how the operation stands.
   /// Throws Error(internal) when the same rank announces the same operation twice.
   const Gathering& arrive(int rank, const MembersPtr& members, const transport::NoticeRef& notice);
+
+  /// Forgets the operations of a group that `rank` has not announced, and returns whose notices are now free.
+  std::vector<std::pair<int, std::uint64_t>> drop_without(int rank, GroupId group);
 
   const Gathering* find(std::uint64_t id) const;
   void forget(std::uint64_t id) { gatherings_.erase(id); }

@@ -62,7 +62,8 @@ Digest listener_proof(const Digest& key, const Challenge& challenge, const Hello
 }
 
 sockaddr_un address_of(const MeetingOptions& options, socklen_t& length) {
-  const Digest name = derive_key(options.secret, fmt::format("lockstep local meeting name {} {}", options.job, options.epoch));
+  const Digest name =
+      derive_key(options.secret, fmt::format("lockstep local meeting name {} {}", options.job, options.epoch));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   // A leading zero byte puts the name into the abstract space: nothing on disk, gone with the process.
@@ -104,7 +105,8 @@ void send_message(int fd, const Message& message, int descriptor = -1) {
     std::memcpy(CMSG_DATA(item), &descriptor, sizeof(int));
   }
   // Sequenced packets keep message borders, so one call sends it whole or not at all.
-  if (sendmsg(fd, &header, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof message)) throw_errno("send to a rank of this host");
+  if (sendmsg(fd, &header, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof message))
+    throw_errno("send to a rank of this host");
 }
 
 // Returns bytes received (0: the other side is gone), or -1 when nothing has come yet.
@@ -150,10 +152,12 @@ class LocalMeeting::Listener {
     if (!socket_ || ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
         ::listen(socket_.get(), SOMAXCONN) != 0) {
       if (errno == EADDRINUSE) {
-        throw Error(ErrorCode::unavailable,
-                    fmt::format("rank 0 of job '{}' is already running on this host (engine {}). Likely cause: two processes were "
-                                "started with the same rank and secret. Start them with `lockstep run`.",
-                                options.job, options.epoch));
+        throw Error(
+            ErrorCode::unavailable,
+            fmt::format(
+                "rank 0 of job '{}' is already running on this host (engine {}). Likely cause: two processes were "
+                "started with the same rank and secret. Start them with `lockstep run`.",
+                options.job, options.epoch));
       }
       throw_errno("listen for the other ranks");
     }
@@ -190,7 +194,8 @@ class LocalMeeting::Listener {
         const ssize_t got = receive_message(caller.fd.get(), byte);
         if (got > 0) break;
         if (got == 0) fail(fmt::format("lost rank {} (pid {}) while starting", rank, caller.hello.pid));
-        if (Clock::now() >= deadline_) fail(fmt::format("rank {} (pid {}) did not finish starting in time", rank, caller.hello.pid));
+        if (Clock::now() >= deadline_)
+          fail(fmt::format("rank {} (pid {}) did not finish starting in time", rank, caller.hello.pid));
       }
     }
     for (auto& [rank, caller] : callers_) send_message(caller.fd.get(), char{1});
@@ -222,10 +227,13 @@ class LocalMeeting::Listener {
       if (!callers_.contains(static_cast<std::uint32_t>(rank))) missing.push_back(rank);
     }
     return fmt::format(
-        "{} of {} ranks arrived within {:.1f} s; missing: {}. Likely cause: they have not reached the start of the engine "
-        "(still importing, or ended early), or were started with another secret. Look at their output, or allow more time with "
+        "{} of {} ranks arrived within {:.1f} s; missing: {}. Likely cause: they have not reached the start of the "
+        "engine "
+        "(still importing, or ended early), or were started with another secret. Look at their output, or allow more "
+        "time with "
         "LOCKSTEP_START_TIMEOUT.",
-        callers_.size() + 1, options_.size, static_cast<double>(options_.timeout.count()) / 1000, fmt::join(missing, ", "));
+        callers_.size() + 1, options_.size, static_cast<double>(options_.timeout.count()) / 1000,
+        fmt::join(missing, ", "));
   }
 
   void step() {
@@ -259,7 +267,8 @@ class LocalMeeting::Listener {
     const ssize_t got = receive_message(stranger.fd.get(), stranger.hello);
     if (got < 0) return Clock::now() - stranger.since < kProofLimit;
     const Hello& hello = stranger.hello;
-    if (got != static_cast<ssize_t>(sizeof hello) || !equal(hello.proof, caller_proof(key_, stranger.challenge, hello))) {
+    if (got != static_cast<ssize_t>(sizeof hello) ||
+        !equal(hello.proof, caller_proof(key_, stranger.challenge, hello))) {
       report_refusal();
       return false;
     }
@@ -269,12 +278,14 @@ class LocalMeeting::Listener {
     const std::string theirs = text_of(hello.version, sizeof hello.version);
     callers_.insert_or_assign(rank, std::move(stranger));
     if (theirs != options_.version) {
-      fail(fmt::format("incompatible versions: rank 0 has Lockstep {}, rank {} has {}. Install the same version everywhere.",
-                       options_.version, rank, theirs));
+      fail(fmt::format(
+          "incompatible versions: rank 0 has Lockstep {}, rank {} has {}. Install the same version everywhere.",
+          options_.version, rank, theirs));
     }
     if (hello_of(rank).size != static_cast<std::uint32_t>(options_.size) || rank == 0 || rank >= hello_of(rank).size) {
-      fail(fmt::format("rank 0 expects a world of {}, but a process came as rank {} of {}. Start all ranks with one `lockstep run`.",
-                       options_.size, rank, hello_of(rank).size));
+      fail(fmt::format(
+          "rank 0 expects a world of {}, but a process came as rank {} of {}. Start all ranks with one `lockstep run`.",
+          options_.size, rank, hello_of(rank).size));
     }
     return false;
   }
@@ -317,7 +328,8 @@ class LocalMeeting::Caller {
     Answer answer{};
     receive(answer);
     if (!equal(answer.proof, listener_proof(key_, challenge, hello))) {
-      throw Error(ErrorCode::unavailable, "the process that answered in rank 0's place does not hold this job's secret");
+      throw Error(ErrorCode::unavailable,
+                  "the process that answered in rank 0's place does not hold this job's secret");
     }
   }
 
@@ -355,11 +367,14 @@ class LocalMeeting::Caller {
       }
       if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) throw_errno("reach rank 0");
       if (Clock::now() >= deadline_) {
-        throw Error(ErrorCode::unavailable,
-                    fmt::format("rank 0 did not arrive within {:.1f} s. Likely cause: it has not reached the start of the engine (still "
-                                "importing, or ended early), or was started with another secret. Look at its output, or allow more "
-                                "time with LOCKSTEP_START_TIMEOUT.",
-                                static_cast<double>(options_.timeout.count()) / 1000));
+        throw Error(
+            ErrorCode::unavailable,
+            fmt::format(
+                "rank 0 did not arrive within {:.1f} s. Likely cause: it has not reached the start of the engine "
+                "(still "
+                "importing, or ended early), or was started with another secret. Look at its output, or allow more "
+                "time with LOCKSTEP_START_TIMEOUT.",
+                static_cast<double>(options_.timeout.count()) / 1000));
       }
       std::this_thread::sleep_for(pause);
     }
@@ -368,7 +383,8 @@ class LocalMeeting::Caller {
   template <class Message>
   void receive(Message& message, Fd* descriptor = nullptr) {
     if (receive_some(message, descriptor) != static_cast<ssize_t>(sizeof message)) {
-      throw Error(ErrorCode::unavailable, "rank 0 sent a message of an unexpected size: it runs another version of Lockstep");
+      throw Error(ErrorCode::unavailable,
+                  "rank 0 sent a message of an unexpected size: it runs another version of Lockstep");
     }
   }
 
@@ -395,13 +411,16 @@ class LocalMeeting::Caller {
 LocalMeeting::LocalMeeting(const MeetingOptions& options, const std::function<Fd()>& make_descriptor)
     : options_(options), deadline_(Clock::now() + options.timeout) {
   if (options.size > kMaxRanks) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{} ranks on one host; at most {} are supported", options.size, kMaxRanks));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} ranks on one host; at most {} are supported", options.size, kMaxRanks));
   }
   if (options.secret.size() != 32) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a world of {} needs the job's secret of 32 bytes, got {}. Start the program with `lockstep run`, which "
-                            "makes one and hands it over.",
-                            options.size, options.secret.size()));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format(
+            "a world of {} needs the job's secret of 32 bytes, got {}. Start the program with `lockstep run`, which "
+            "makes one and hands it over.",
+            options.size, options.secret.size()));
   }
   if (options.rank == 0) {
     listener_ = std::make_unique<Listener>(options_, deadline_);

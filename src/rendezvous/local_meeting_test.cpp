@@ -19,7 +19,13 @@ namespace lockstep::rendezvous {
 namespace {
 
 MeetingOptions options_for(int rank, int size, const std::string& job) {
-  return {.rank = rank, .size = size, .epoch = 0, .job = job, .secret = std::string(32, 'k'), .version = "1.2.3", .timeout = std::chrono::seconds(5)};
+  return {.rank = rank,
+          .size = size,
+          .epoch = 0,
+          .job = job,
+          .secret = std::string(32, 'k'),
+          .version = "1.2.3",
+          .timeout = std::chrono::seconds(5)};
 }
 
 Fd memory_file() { return Fd(::memfd_create("test", MFD_CLOEXEC)); }

@@ -34,7 +34,8 @@ Digest derive_key(std::string_view secret, std::string_view label) {
       OSSL_PARAM_construct_end(),
   };
   Digest derived{};
-  if (!context || EVP_KDF_derive(context.get(), derived.data(), derived.size(), parameters) != 1) crypto_failure("derive a key");
+  if (!context || EVP_KDF_derive(context.get(), derived.data(), derived.size(), parameters) != 1)
+    crypto_failure("derive a key");
   OPENSSL_cleanse(key.data(), key.size());
   return derived;
 }
@@ -42,8 +43,8 @@ Digest derive_key(std::string_view secret, std::string_view label) {
 Digest hmac_sha256(const Digest& key, std::span<const std::uint8_t> message) {
   Digest digest{};
   unsigned length = 0;
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), message.data(), message.size(), digest.data(), &length) ==
-      nullptr) {
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), message.data(), message.size(), digest.data(),
+           &length) == nullptr) {
     crypto_failure("compute an HMAC");
   }
   return digest;

@@ -33,7 +33,7 @@ struct NoticeDetail {
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
-  std::int32_t root = -1;  ///< a rank of the world
+  std::int32_t root = -1;            ///< a rank of the world
   std::int32_t by_contributors = 0;  ///< an average divides by those who contributed, not by the size of the group
   std::int32_t tag = 0;
   double prescale = 1.0;

@@ -1,8 +1,8 @@
 // How ranks reach each other. One of the two extension points: a new way to move bytes is a folder with one class.
 //
-// Every transport carries notices (short, ordered, to everybody) and knows the health of its peers. Beyond that it offers
-// SharedMemory, when ranks can address each other's memory and collectives work in place, or Messages, bytes sent from
-// one rank to another.
+// Every transport carries notices (short, ordered, to everybody) and knows the health of its peers. Beyond that it
+// offers SharedMemory, when ranks can address each other's memory and collectives work in place, or Messages, bytes
+// sent from one rank to another.
 #pragma once
 
 #include <atomic>
@@ -68,7 +68,8 @@ class Messages {
   virtual bool receive(int peer, std::uint64_t operation, std::uint32_t part, std::span<std::byte> data) = 0;
 };
 
-/// Threads: `post`, `next`, `release` and all of Messages are called under one lock of the engine; the rest from anywhere.
+/// Threads: `post`, `next`, `release` and all of Messages are called under one lock of the engine; the rest from
+/// anywhere.
 class Transport {
  public:
   virtual ~Transport() = default;

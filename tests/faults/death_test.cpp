@@ -47,7 +47,8 @@ std::string reduce_until_error(Engine& engine, std::size_t elements, std::chrono
     }
   } catch (const Error& error) {
     const auto now = Clock::now().time_since_epoch();
-    return std::to_string(std::chrono::nanoseconds(now).count()) + " " + std::to_string(static_cast<int>(error.code())) + " " + error.what();
+    return std::to_string(std::chrono::nanoseconds(now).count()) + " " +
+           std::to_string(static_cast<int>(error.code())) + " " + error.what();
   }
 }
 
@@ -85,8 +86,8 @@ INSTANTIATE_TEST_SUITE_P(Kill, Death,
                                          FaultCase{4, 0, 1000, 0us}, FaultCase{4, 3, 10, 0us},
                                          FaultCase{3, 2, 1000, 20ms}),  // between operations
                          [](const auto& test) {
-                           return "rank" + std::to_string(test.param.victim) + "of" + std::to_string(test.param.size) + "with" +
-                                  std::to_string(test.param.elements);
+                           return "rank" + std::to_string(test.param.victim) + "of" + std::to_string(test.param.size) +
+                                  "with" + std::to_string(test.param.elements);
                          });
 
 TEST(Death, IsNoticedThoughAForkedChildHoldsEverythingOpen) {

@@ -13,7 +13,8 @@ using testing_processes::Outcome;
 using testing_processes::Processes;
 
 TensorView view(std::vector<float>& values, const std::string& name = {}) {
-  return {.data = values.data(), .dtype = DType::f32, .shape = {static_cast<std::int64_t>(values.size())}, .name = name};
+  return {
+      .data = values.data(), .dtype = DType::f32, .shape = {static_cast<std::int64_t>(values.size())}, .name = name};
 }
 
 std::string hex_of(const std::vector<float>& values) {
@@ -124,7 +125,8 @@ TEST(EngineProcesses, AMissingRankIsNamedOnAllThatArrived) {
       FAIL() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::unavailable);
-      EXPECT_NE(std::string(error.what()).find(rank == 0 ? "missing: 1" : "rank 0 did not arrive"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(rank == 0 ? "missing: 1" : "rank 0 did not arrive"), std::string::npos)
+          << error.what();
     }
   }
 }

@@ -82,7 +82,8 @@ class Processes {
     Child& child = children_[static_cast<std::size_t>(rank)];
     Outcome outcome;
     char buffer[4096];
-    for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof buffer)) > 0;) outcome.said.append(buffer, static_cast<std::size_t>(got));
+    for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof buffer)) > 0;)
+      outcome.said.append(buffer, static_cast<std::size_t>(got));
     ::waitpid(child.pid, &outcome.status, 0);
     child.pid = 0;
     return outcome;

@@ -1,5 +1,5 @@
-// Shows that the thread sanitizer sees what happens in the shared memory: a rank that touches its tensor while the peers
-// reduce it must be reported. Built with the tsan preset only; the test passes when the report is there.
+// Shows that the thread sanitizer sees what happens in the shared memory: a rank that touches its tensor while the
+// peers reduce it must be reported. Built with the tsan preset only; the test passes when the report is there.
 #include "engine/world_test.hpp"
 
 int main() {

@@ -24,7 +24,7 @@ class MemoryWorld {
 
   struct RankState {
     std::vector<std::deque<std::pair<std::uint64_t, std::shared_ptr<const Notice>>>> unread;  // by sender
-    std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const Notice>> held;                // read, not yet released
+    std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const Notice>> held;              // read, not yet released
     std::map<MessageKey, std::vector<std::byte>> messages;
     std::uint64_t posted = 0;
     std::uint32_t bell = 0;
@@ -98,7 +98,8 @@ class MemoryTransport final : public Transport, private Messages {
     auto found = messages.find({peer, operation, part});
     if (found == messages.end()) return false;
     if (found->second.size() != data.size()) {
-      throw Error(ErrorCode::internal, fmt::format("rank {} sent {} bytes where {} were expected", peer, found->second.size(), data.size()));
+      throw Error(ErrorCode::internal,
+                  fmt::format("rank {} sent {} bytes where {} were expected", peer, found->second.size(), data.size()));
     }
     if (!data.empty()) std::memcpy(data.data(), found->second.data(), data.size());
     messages.erase(found);
@@ -111,9 +112,11 @@ class MemoryTransport final : public Transport, private Messages {
     lock.unlock();
     if (work_appeared()) return;
     lock.lock();
-    // A deadline of the system clock, because the thread sanitizer of gcc 12 does not know the call behind the steady one.
-    world_->rung.wait_until(lock, std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::microseconds>(limit),
-                            [&] { return world_->state(rank_).bell != bell; });
+    // A deadline of the system clock, because the thread sanitizer of gcc 12 does not know the call behind the steady
+    // one.
+    world_->rung.wait_until(
+        lock, std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::microseconds>(limit),
+        [&] { return world_->state(rank_).bell != bell; });
   }
 
   void ring(int) override { ring_everybody(); }

@@ -51,12 +51,15 @@ class ControlBlock {
  public:
   ControlBlock(std::byte* base, int ranks) : base_(base), ranks_(ranks), depth_(log_depth(ranks)) {}
 
-  static std::size_t bytes(int ranks) { return ControlBlock(nullptr, ranks).details_offset() + log_depth(ranks) * sizeof(NoticeDetail); }
+  static std::size_t bytes(int ranks) {
+    return ControlBlock(nullptr, ranks).details_offset() + log_depth(ranks) * sizeof(NoticeDetail);
+  }
 
   ControlHead& head() const { return *at<ControlHead>(0); }
   /// How many of `peer`'s notices the owner has released.
   std::atomic<std::uint64_t>& released(int peer) const {
-    return *at<std::atomic<std::uint64_t>>(sizeof(ControlHead) + static_cast<std::size_t>(peer) * sizeof(std::uint64_t));
+    return *at<std::atomic<std::uint64_t>>(sizeof(ControlHead) +
+                                           static_cast<std::size_t>(peer) * sizeof(std::uint64_t));
   }
   Slot& slot(std::uint64_t position) const { return at<Slot>(slots_offset())[position % depth_]; }
   Scratch& scratch(std::uint64_t position) const { return at<Scratch>(scratch_offset())[position % depth_]; }

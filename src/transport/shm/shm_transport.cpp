@@ -65,8 +65,8 @@ class ShmTransport final : public Transport, private SharedMemory {
     return {.head = &slot.head, .detail = &theirs.detail(position), .position = position};
   }
 
-  // Operations end in any order; what counts for the owner is the unbroken run of released notices from the start. It is
-  // told once per eighth of the log, because it needs to know only before it comes round.
+  // Operations end in any order; what counts for the owner is the unbroken run of released notices from the start. It
+  // is told once per eighth of the log, because it needs to know only before it comes round.
   void release(int peer, std::uint64_t position) override {
     Reader& reader = readers_[static_cast<std::size_t>(peer)];
     const std::uint64_t depth = mine_.depth();
@@ -108,10 +108,14 @@ class ShmTransport final : public Transport, private SharedMemory {
   Health health(int peer) override {
     heap::LivenessWord& word = segment_->liveness(peer);
     switch (word.probe()) {
-      case heap::Life::dead: return Health::dead;
-      case heap::Life::left: return Health::left;
-      case heap::Life::absent: return Health::alive;  // still starting; the meeting watches over that
-      case heap::Life::alive: break;
+      case heap::Life::dead:
+        return Health::dead;
+      case heap::Life::left:
+        return Health::left;
+      case heap::Life::absent:
+        return Health::alive;  // still starting; the meeting watches over that
+      case heap::Life::alive:
+        break;
     }
     const pid_t pid = word.pid();
     return pid != getpid() && stops_.stopped(peer, pid) ? Health::stopped : Health::alive;
@@ -220,7 +224,9 @@ class ShmTransport final : public Transport, private SharedMemory {
 }  // namespace
 
 heap::SegmentShape shm_segment_shape(int ranks, std::size_t arena_bytes) {
-  return {.ranks = static_cast<std::uint32_t>(ranks), .control_bytes = ControlBlock::bytes(ranks), .arena_bytes = arena_bytes};
+  return {.ranks = static_cast<std::uint32_t>(ranks),
+          .control_bytes = ControlBlock::bytes(ranks),
+          .arena_bytes = arena_bytes};
 }
 
 std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<heap::Segment> segment, int rank) {

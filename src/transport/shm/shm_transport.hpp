@@ -1,4 +1,5 @@
-// Ranks of one host over shared memory: notices are written where peers read them, tensors are worked on where they lie.
+// Ranks of one host over shared memory: notices are written where peers read them, tensors are worked on where they
+// lie.
 #pragma once
 
 #include <memory>

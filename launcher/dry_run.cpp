@@ -1,0 +1,52 @@
+#include "dry_run.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "environment.hpp"
+#include "rank_output.hpp"
+
+namespace lockstep::launcher {
+
+namespace {
+
+bool is_known_beforehand(const std::string& setting) {
+  const std::string name = setting.substr(0, setting.find('='));
+  return name != "LOCKSTEP_JOB" && name != "LOCKSTEP_SECRET_FD" && name != "MASTER_PORT";
+}
+
+}  // namespace
+
+std::string shell_quoted(const std::string& text) {
+  static constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string result = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      result += "'\\''";
+    } else {
+      result += c;
+    }
+  }
+  return result + "'";
+}
+
+std::string describe_job(const RunOptions& options, const Program& program) {
+  const std::vector<std::string> inherited = current_environment();
+  JobEnvironment job;
+  job.threads_per_rank = threads_per_rank(options.processes);
+  std::string result;
+  for (int rank = 0; rank < options.processes; ++rank) {
+    result += rank_prefix(rank, false);
+    for (const auto& setting : rank_environment(inherited, job, place_on_one_machine(rank, options.processes))) {
+      const bool is_new = std::find(inherited.begin(), inherited.end(), setting) == inherited.end();
+      if (is_new && is_known_beforehand(setting)) result += shell_quoted(setting) + " ";
+    }
+    result += shell_quoted(program.path);
+    for (std::size_t i = 1; i < program.arguments.size(); ++i) result += " " + shell_quoted(program.arguments[i]);
+    result += "\n";
+  }
+  return result;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,90 @@
+// The program `lockstep`: finds the command and runs it.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dry_run.hpp"
+#include "job.hpp"
+#include "program.hpp"
+#include "run_options.hpp"
+
+namespace {
+
+using namespace lockstep::launcher;
+using Arguments = std::vector<std::string>;
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+int show(const std::string& text) {
+  // A line that cannot be written (a full disk, a closed pipe) must not look like success.
+  return std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0 ? 0 : kExitFailed;
+}
+
+int run(const Arguments& arguments) {
+  const auto parsed = parse_run_options(arguments);
+  if (const auto* help = std::get_if<HelpText>(&parsed)) return show(help->text);
+  const auto& options = std::get<RunOptions>(parsed);
+  const char* search_path = std::getenv("PATH");
+  const Program program =
+      resolve_program(options.command, options.module, search_path != nullptr ? search_path : "/usr/bin:/bin");
+  return options.dry_run ? show(describe_job(options, program)) : run_job(options, program);
+}
+
+struct Command {
+  const char* name;
+  const char* summary;
+  int (*run)(const Arguments& arguments);
+};
+
+constexpr Command kCommands[] = {
+    {"run", "start a program as the ranks of one job", run},
+};
+
+std::string overview() {
+  std::string text = "Usage: lockstep COMMAND [ARGUMENTS...]\n\nCommands:\n";
+  for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
+  return text + "\nOptions:\n  --help     this text; lockstep COMMAND --help tells more\n  --version  the version\n";
+}
+
+int dispatch(const Arguments& arguments) {
+  if (arguments.empty()) throw UsageError("a command is missing, for example: lockstep run -np 2 python train.py");
+  const std::string& name = arguments.front();
+  if (name == "--version" || name == "-V") return show(fmt::format("lockstep {}\n", LOCKSTEP_VERSION));
+  if (name == "--help" || name == "-h" || name == "help") return show(overview());
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run(Arguments(arguments.begin() + 1, arguments.end()));
+  }
+  throw UsageError(fmt::format("there is no command {}. See: lockstep --help", name));
+}
+
+/// Otherwise the next file that is opened would become the standard output.
+void ensure_standard_descriptors() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) ::close(fd);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ensure_standard_descriptors();
+  try {
+    return dispatch(Arguments(argv + 1, argv + argc));
+  } catch (const UsageError& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return kExitUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return kExitFailed;
+  }
+}

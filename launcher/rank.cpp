@@ -1,0 +1,104 @@
+#include "rank.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <system_error>
+
+#include "run_options.hpp"
+
+namespace lockstep::launcher {
+
+namespace {
+
+// How much is read after a rank's end. Its pipes hold no more than this, but what it left behind may go on writing.
+constexpr int kMostBuffersAfterEnd = 16;
+
+UniqueFd create_file(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) throw UsageError(fmt::format("--output: cannot write {}: {}", path, ::strerror(errno)));
+  return fd;
+}
+
+}  // namespace
+
+Rank::Rank(int number, Screens& screens)
+    : output_(number, screens.output(), nullptr), error_(number, screens.error(), &tail_) {
+  outcome_.rank = number;
+}
+
+void Rank::keep_copies(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw UsageError(fmt::format("--output: cannot make the folder {}: {}", folder, error.message()));
+  output_.copy_to(create_file(folder + "/stdout"));
+  error_.copy_to(create_file(folder + "/stderr"));
+}
+
+void Rank::start(const ChildSettings& settings) {
+  child_ = start_child(settings);
+  outcome_.pid = child_.pid;
+}
+
+bool Rank::read_once(UniqueFd& pipe, RankOutput& output) {
+  if (!pipe) return false;
+  std::array<char, 65536> buffer;
+  const ssize_t count = ::read(pipe.get(), buffer.data(), buffer.size());
+  if (count > 0) {
+    output.feed({buffer.data(), static_cast<std::size_t>(count)});
+    return true;
+  }
+  if (count < 0 && errno == EINTR) return true;
+  if (count == 0 || errno != EAGAIN) pipe.reset();
+  return false;
+}
+
+bool Rank::collect(int order) {
+  int status = 0;
+  if (!is_alive() || ::waitpid(child_.pid, &status, WNOHANG) != child_.pid) return false;
+  if (const auto reason = read_start_error(child_)) {
+    outcome_.state = RankState::not_started;
+    outcome_.code = *reason;
+  } else if (WIFSIGNALED(status)) {
+    outcome_.state = RankState::killed;
+    outcome_.code = WTERMSIG(status);
+  } else {
+    outcome_.state = RankState::exited;
+    outcome_.code = WEXITSTATUS(status);
+  }
+  outcome_.order = order;
+  child_.process.reset();
+  child_.start_error.reset();
+
+  for (int i = 0; i < kMostBuffersAfterEnd && read_error(); ++i) {
+  }
+  for (int i = 0; i < kMostBuffersAfterEnd && read_output(); ++i) {
+  }
+  outcome_.lost_ranks = tail_.lost_ranks();
+  return true;
+}
+
+void Rank::signal_group(int signal_number) const {
+  if (is_alive()) ::kill(-child_.pid, signal_number);
+}
+
+void Rank::finish_output() {
+  while (read_output()) {
+  }
+  while (read_error()) {
+  }
+  output_.finish();
+  error_.finish();
+}
+
+int Rank::copy_error() const { return std::max(output_.copy_error(), error_.copy_error()); }
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,58 @@
+#include "rank_output.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cerrno>
+
+namespace lockstep::launcher {
+
+std::string rank_prefix(int rank, bool coloured) {
+  // Cyan, yellow, green, magenta, blue and their bright forms; red is left to errors.
+  static constexpr std::array<int, 10> kColours = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
+  if (!coloured) return fmt::format("[{}] ", rank);
+  return fmt::format("\x1b[{}m[{}]\x1b[0m ", kColours[static_cast<std::size_t>(rank) % kColours.size()], rank);
+}
+
+RankOutput::RankOutput(int rank, Screen& screen, StderrTail* tail)
+    : has_live_line_(rank == 0 && screen.kind() == ScreenKind::terminal),
+      prefix_(rank_prefix(rank, screen.coloured())),
+      screen_(screen),
+      tail_(tail) {}
+
+void RankOutput::feed(std::string_view data) {
+  if (copy_) copy(data);
+  splitter_.feed(data, [this](std::string_view text, LineEnd end) { show(text, end); });
+  if (has_live_line_) screen_.live(this, prefix_, splitter_.unfinished());
+}
+
+void RankOutput::finish() {
+  splitter_.finish([this](std::string_view text, LineEnd end) { show(text, end); });
+  copy_.reset();
+}
+
+void RankOutput::show(std::string_view text, LineEnd end) {
+  if (end == LineEnd::carriage_return) {
+    // A line that its writer draws over. A terminal shows its last state only; in a file each state is worth a line.
+    if (screen_.kind() == ScreenKind::plain && !text.empty()) screen_.line(prefix_, text);
+    return;
+  }
+  if (has_live_line_) screen_.live(this, {}, {});  // it becomes this line
+  screen_.line(prefix_, text);
+  if (tail_ != nullptr) tail_->add(text);
+}
+
+void RankOutput::copy(std::string_view data) {
+  while (!data.empty()) {
+    const ssize_t count = ::write(copy_.get(), data.data(), data.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      copy_error_ = errno;
+      copy_.reset();
+      return;
+    }
+    data.remove_prefix(static_cast<std::size_t>(count));
+  }
+}
+
+}  // namespace lockstep::launcher

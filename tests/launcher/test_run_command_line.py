@@ -1,0 +1,113 @@
+"""What the user types, and what he is told when it cannot be run."""
+
+import os
+import re
+import sys
+import time
+
+import pytest
+
+
+def lines_of(text):
+    return sorted(text.splitlines())
+
+
+def test_version(start):
+    job = start("--version")
+    assert job.wait() == 0
+    name, version = job.stdout.split()
+    assert name == "lockstep"
+    assert version.count(".") == 2
+
+
+def test_help(start):
+    job = start("run", "--help")
+    assert job.wait() == 0
+    assert "-np N" in job.stdout
+    assert job.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], ["command is missing"]),
+        (["frobnicate"], ["frobnicate", "lockstep --help"]),
+        (["run"], ["-np N"]),
+        (["run", "-np", "0", "true"], ["-np 0", "from 1"]),
+        (["run", "-np", "-2", "true"], ["-2"]),
+        (["run", "-np", "many", "true"], ["many"]),
+        (["run", "-np", "2"], ["program is missing"]),
+        (["run", "-np", "2", "--frobnicate", "true"], ["--frobnicate", "--help"]),
+        (["run", "-np", "2", "no-such-program"], ["no-such-program", "PATH"]),
+        (["run", "-np", "2", "./no/such/file"], ["./no/such/file", "no such file"]),
+        (["run", "-np", "2", "/etc/passwd"], ["/etc/passwd", "chmod +x"]),
+        (["run", "-np", "2", "/etc"], ["/etc", "folder"]),
+        (["run", "-np", "2", "--output", "/etc/passwd/x", "true"], ["--output", "/etc/passwd/x"]),
+    ],
+)
+def test_a_mistake_is_named_within_two_seconds(start, arguments, words):
+    began = time.monotonic()
+    job = start(*arguments)
+    assert job.wait(2) == 2
+    assert time.monotonic() - began < 2
+    assert job.stdout == ""
+    assert job.stderr.startswith("lockstep: ")
+    assert len(job.stderr.splitlines()) == 1
+    for word in words:
+        assert word in job.stderr
+    assert job.left_over() == []
+
+
+def test_a_program_that_cannot_be_executed(run, tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    job = run("-np", 2, program)
+    assert job.code == 2
+    assert re.search(rf"rank [01] could not be started: {program}: No such file or directory", job.last_lines()[0])
+    assert "interpreter" in job.last_lines()[1]
+
+
+def test_flags_after_the_program_belong_to_it(run):
+    job = run("-n", 1, sys.executable, "-c", "import sys; print(sys.argv[1:])", "-np", "7", "--quiet", "a_b", "--c_d")
+    assert job.code == 0
+    assert job.stdout == "[0] ['-np', '7', '--quiet', 'a_b', '--c_d']\n"
+
+
+def test_a_python_file_runs_with_the_python_in_path(run, tmp_path):
+    (tmp_path / "hello.py").write_text("import sys; print('hello', *sys.argv[1:])")
+    job = run("--nproc_per_node=2", "hello.py", "--x", cwd=tmp_path)
+    assert job.code == 0
+    assert lines_of(job.stdout) == ["[0] hello --x", "[1] hello --x"]
+
+
+def test_a_module(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("import sys; print(__name__, *sys.argv[1:])")
+    job = run("-np", 2, "-m", "package.train", "--lr", "0.1", cwd=tmp_path)
+    assert job.code == 0
+    assert lines_of(job.stdout) == ["[0] __main__ --lr 0.1", "[1] __main__ --lr 0.1"]
+
+
+def test_dry_run_starts_nothing(run, tmp_path):
+    job = run("-np", 2, "--dry-run", "touch", "a file", cwd=tmp_path)
+    assert job.code == 0
+    assert "LOCKSTEP_RANK=1 LOCKSTEP_SIZE=2" in job.stdout.splitlines()[1]
+    assert job.stdout.splitlines()[1].endswith("/touch 'a file'")
+    assert not (tmp_path / "a file").exists()
+
+
+def test_threads_are_shared_out_and_that_is_said_once(run):
+    command = ["sh", "-c", "echo $OMP_NUM_THREADS"]
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+
+    own = run("-np", 2, *command, env={"OMP_NUM_THREADS": "5"})
+    assert lines_of(own.stdout) == ["[0] 5", "[1] 5"]
+    assert own.stderr == ""
+
+    chosen = run("-np", 2, *command, unset=["OMP_NUM_THREADS"])
+    assert lines_of(chosen.stdout) == [f"[0] {threads}", f"[1] {threads}"]
+    assert chosen.stderr.count(f"OMP_NUM_THREADS={threads}") == 1
+
+    quiet = run("--quiet", "-np", 2, *command, unset=["OMP_NUM_THREADS"])
+    assert quiet.stderr == ""

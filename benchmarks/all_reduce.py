@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures all-reduce between the ranks of one host: Lockstep, its peers and the floor, side by side.
 
-Every contender's processes live through the whole run, asleep but for their turn. A round gives each a turn, bracketed by
-turns of the baseline; where the two brackets differ by more than 10 % the turn is void and taken again. Figures are ratios to
-the brackets, so that a machine whose speed changes from second to second does not decide who wins. Results are checked, whole,
-after every turn. Raw rows are appended to benchmarks/results/, and docs/performance.md is made from them.
+Every contender's processes live through the whole run, asleep but for their turn. A round gives each a turn, between
+two turns of the baseline; where these two differ by more than 10 % the turn is void and taken again. Figures are ratios
+to the baseline around them, so that a machine whose speed changes from second to second does not decide who wins.
+Results are checked, whole, after every turn. Raw rows are appended to benchmarks/results/, and docs/performance.md is
+made from them.
 """
 
 import argparse
@@ -32,6 +33,7 @@ CROWDED_SIZES = {  # more ranks than cores: fewer sizes
     16: (64 * KB, 4 * MB),
 }
 TURN_SECONDS = 0.02  # aimed at; a turn has at least `fewest` repetitions
+LOOK = ROOT / "build/bench-look"
 ATTEMPTS = 4  # per turn, before the round goes on without it
 ROW = "run scenario ranks bytes mode round attempt contender baseline seconds before after valid correct probe_ns load"
 
@@ -114,7 +116,7 @@ def measure(case, worlds, baseline_world, rounds, journal):
             journal.note(f"wrong result, {case.ranks} ranks, {figures.size_name(case.bytes)}", turns.name)
         if values := valid[turns.name]:
             ratio = figures.median_with_interval(values)
-            print(f"  {turns.name:26} {ratio.median:8.2f}x ({ratio.low:.2f}-{ratio.high:.2f}), {ratio.rounds} rounds")
+            print(f"  {turns.name:26} {ratio.median:10.3g}x ({ratio.low:.3g}-{ratio.high:.3g}), {ratio.rounds} rounds")
         else:
             print(f"  {turns.name:26} no valid round")
     if not baseline.correct:
@@ -210,10 +212,13 @@ def measure_idle(seconds, journal):
 def describe_machine(journal, rounds):
     def first_line(*command):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"
+        return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
     cpu = next((line for line in pathlib.Path("/proc/cpuinfo").open() if line.startswith("model name")), ": unknown")
-    journal.note("commit", first_line("git", "describe", "--always", "--dirty"))
+    sources = (".", ":!benchmarks/results", ":!docs")  # writing a result must not make it a result of other sources
+    changed = first_line("git", "status", "--porcelain", "--", *sources)
+    commit = first_line("git", "log", "-1", "--format=%h", "--", *sources)
+    journal.note("commit", commit if changed is None else f"{commit} with changes")
     journal.note("CPU", cpu.split(":", 1)[1].strip())
     journal.note("cores", len(os.sched_getaffinity(0)))
     journal.note("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
@@ -235,13 +240,22 @@ def parse_arguments():
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="2 ranks, bf16, many tensors, idle (the default)")
     extent.add_argument("--full", action="store_true", help="also 4, 8 and 16 ranks")
-    parser.add_argument("--rounds", type=int, default=figures.ROUNDS_NEEDED, help="valid rounds per figure")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=figures.ROUNDS_NEEDED,
+        help="valid rounds per figure; fewer than 11 are a look, kept apart in build/bench-look",
+    )
     parser.add_argument("--sizes", type=parse_size, nargs="+", help="only these: 4B 64KB 1MB ...")
     parser.add_argument("--ranks", type=int, nargs="+", choices=(2, 4, 8, 16), help="only these worlds, with peers")
     parser.add_argument("--idle-seconds", type=float, default=60, help="0 leaves it out")
-    parser.add_argument("--results", type=pathlib.Path, default=report.RESULTS, help="folder of the raw data")
-    parser.add_argument("--page", type=pathlib.Path, default=report.PAGE, help="the page to write the tables into")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.results, options.page = report.RESULTS, report.PAGE
+    if options.rounds < figures.ROUNDS_NEEDED:  # a look, which must not stand among the figures
+        options.results, options.page = LOOK, LOOK / report.PAGE.name
+        LOOK.mkdir(parents=True, exist_ok=True)
+        options.page.write_text(report.PAGE.read_text())
+    return options
 
 
 def main():

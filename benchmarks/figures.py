@@ -73,7 +73,7 @@ class Table:
         return statistics.median(self.seconds[contender]) * 1e6
 
     def ratio(self, contender, to):
-        """How long `contender` takes in units of `to`, from the rounds in which both have a figure. None without any."""
+        """How long `contender` takes in units of `to`, from rounds in which both have a figure; or None."""
         rounds = set.intersection(
             *(set(self.relative.get(name, ())) for name in (contender, to) if name != self.baseline)
         )
@@ -110,7 +110,7 @@ class Bar:
         median, low, high = ratio.median, ratio.low, ratio.high
         if self.as_speed:
             median, low, high = 1 / median, 1 / high, 1 / low
-        return f"{median:.2f}x ({low:.2f}-{high:.2f})"
+        return f"{median:.3g}x ({low:.3g}-{high:.3g})"
 
 
 def peers_case(ranks, size):
@@ -139,7 +139,9 @@ def all_bars():
     for size in SCALING_SIZES:
         for ranks in SCALING_RANKS:
             name = scaled_name(ranks)
-            yield Bar(Case("scaling", 4, size, "produced"), f"{ranks} ranks against 4", name, HEAP.name, 1.5 * ranks / 4)
+            yield Bar(
+                Case("scaling", 4, size, "produced"), f"{ranks} ranks against 4", name, HEAP.name, 1.5 * ranks / 4
+            )
     for size in BF16_SIZES:
         yield Bar(Case("bf16", 2, size, "produced"), "bf16 against f32", BF16.name, HEAP.name, 0.6)
     yield Bar(Case("many", 2, MANY_BYTES, "produced"), "200 named tensors against one", MANY.name, HEAP.name, 2)

@@ -3,7 +3,6 @@
 
 import collections
 import csv
-import pathlib
 
 import figures
 from contenders import ALL, FLOOR, HEAP, OWN, ROOT
@@ -50,9 +49,11 @@ def bar_rows(tables, notes):
             continue
         ratio, table = measured[-1]
         what = bar.what if bar.to else f"{bar.what} ({table.best_peer()})"
-        state = verdict([ratio.median <= bar.limit for ratio, _ in measured])
         if ratio.rounds < figures.ROUNDS_NEEDED:
-            state += f", only {ratio.rounds} valid rounds"
+            state = f"**open**: only {ratio.rounds} valid rounds"
+        else:
+            counted = [ratio for ratio, _ in measured if ratio.rounds >= figures.ROUNDS_NEEDED]
+            state = verdict([ratio.median <= bar.limit for ratio in counted])
         yield where, what, bar.text(), bar.figure(ratio), state
     idle = [float(value) for of in notes.values() for key, value in of if key == "idle engine, part of a core"]
     if idle := idle[-figures.RUNS :]:
@@ -76,7 +77,7 @@ def comparison(tables, ranks):
         cells = [f"{table.microseconds(HEAP.name):.2f} µs" if HEAP.name in table.seconds else "-"]
         for name in names:
             ratio = table.ratio(name, HEAP.name)
-            shown = f"{ratio.median:.2f}" if ratio else "wrong" if name in table.failed else "-"
+            shown = f"{ratio.median:.3g}" if ratio else "wrong" if name in table.failed else "-"
             cells.append(f"**{shown}**" if name == table.best_peer() else shown)
         rows.append((f"{figures.size_name(case.bytes)} {case.mode}", *cells))
     return [f"### {ranks} ranks", "", *markdown(("size", HEAP.name, *names), rows), ""]

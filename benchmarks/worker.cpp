@@ -219,8 +219,7 @@ Run parse_run(std::istream& words) {
 
 class Server {
  public:
-  Server(Contender& contender, const Place& place)
-      : contender_(contender), place_(place), barrier_(place.processes) {
+  Server(Contender& contender, const Place& place) : contender_(contender), place_(place), barrier_(place.processes) {
     if (!std::has_single_bit(static_cast<unsigned>(place.leaves))) {
       throw std::runtime_error("the number of ranks must be a power of two, for exact sums of sums");
     }
@@ -284,8 +283,8 @@ class Server {
 
   bool is_correct(const Run& run, int calls, std::size_t step) const {
     const auto expected = Contents::of_sum(run.dtype, place_.leaves, calls);
-    return std::ranges::all_of(
-        buffers_, [&](const Buffer& buffer) { return expected.equals(buffer.data, run.elements, step); });
+    return std::ranges::all_of(buffers_,
+                               [&](const Buffer& buffer) { return expected.equals(buffer.data, run.elements, step); });
   }
 
   double probe() {
@@ -369,7 +368,8 @@ class CallbackContender : public Contender {
   using Allocate = void* (*)(std::size_t elements);
   using AllReduce = void (*)();
 
-  CallbackContender(int leaf, Allocate allocate, AllReduce reduce) : leaf_(leaf), allocate_(allocate), reduce_(reduce) {}
+  CallbackContender(int leaf, Allocate allocate, AllReduce reduce)
+      : leaf_(leaf), allocate_(allocate), reduce_(reduce) {}
 
   std::vector<Buffer> prepare(std::size_t elements, DType dtype) override {
     if (dtype != DType::f32) throw std::runtime_error("only f32 is compared with peers");

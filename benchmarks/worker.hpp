@@ -1,9 +1,9 @@
 // What all contenders of the all-reduce benchmark share: the conversation with the driver, the contents of the buffers,
 // the clock and the check. A contender only says where its buffers lie and how it reduces them.
 //
-// A worker is one process of a contender. It connects to the Unix socket `socket` in the folder that BENCH_FOLDER names,
-// says who it is (hello PROCESS PROCESSES VERSION), and then sleeps in `read` until the driver has a command for it, so that a contender whose turn it is
-// not costs no time. One line each:
+// A worker is one process of a contender. It connects to the Unix socket `socket` in the folder that BENCH_FOLDER
+// names, says who it is (hello PROCESS PROCESSES VERSION), and then sleeps in `read` until the driver has a command for
+// it, so that a contender whose turn it is not costs no time. One line each:
 //
 //     run ELEMENTS DTYPE MODE WARM_UP REPETITIONS STEP   ->  times CORRECT NANOSECONDS...   (one per repetition)
 //     probe                                              ->  probe NANOSECONDS              (one barrier)

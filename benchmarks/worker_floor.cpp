@@ -1,7 +1,8 @@
 // The floor: what the reduction costs when nobody has to wait for anybody. worker_floor RANKS.
 //
-// One process per core, at most one per rank. The buffers of all ranks lie in memory that the processes share; each reduces
-// its own slice of all of them in place, with the engine's kernel, and never looks whether the others are ready.
+// One process per core, at most one per rank. The buffers of all ranks lie in memory that the processes share; each
+// reduces its own slice of all of them in place, with the engine's kernel, and never looks whether the others are
+// ready.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -31,7 +32,8 @@ class FloorContender : public bench::Contender {
     const std::size_t per_line = kLine / size;
     const std::size_t lines = (elements + per_line - 1) / per_line;
     const auto border = [&](int process) {
-      return std::min(elements, lines * static_cast<std::size_t>(process) / static_cast<std::size_t>(processes_) * per_line);
+      return std::min(elements,
+                      lines * static_cast<std::size_t>(process) / static_cast<std::size_t>(processes_) * per_line);
     };
     const std::size_t first = border(process_);
     elements_ = border(process_ + 1) - first;

@@ -1,8 +1,8 @@
 // Lockstep as a contender: worker_lockstep RANKS heap|own|many.
 //
-// heap: one tensor in the engine's shared memory. own: one tensor in the user's own memory. many: the tensor in the heap
-// is cut into named pieces of 20 KB, submitted one by one in an order that is random and different on each rank, but the
-// same in every step, as the gradients of a model are.
+// heap: one tensor in the engine's shared memory. own: one tensor in the user's own memory. many: the tensor in the
+// heap is cut into named pieces of 20 KB, submitted one by one in an order that is random and different on each rank,
+// but the same in every step, as the gradients of a model are.
 #include <sys/random.h>
 
 #include <algorithm>

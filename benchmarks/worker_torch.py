@@ -1,7 +1,7 @@
 """A contender that lives in PyTorch: worker_torch.py gloo|deepspeed RANK SIZE LIBRARY.
 
-The measuring is done by the same code as for the others, in LIBRARY; only the all-reduce is called from here, which adds
-about a microsecond of Python to each call.
+The measuring is done by the same code as for the others, in LIBRARY; only the all-reduce is called from here, which
+adds about a microsecond of Python to each call.
 """
 
 import ctypes

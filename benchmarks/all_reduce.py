@@ -32,7 +32,8 @@ CROWDED_SIZES = {  # more ranks than cores: fewer sizes
     8: (64 * KB, 4 * MB),
     16: (64 * KB, 4 * MB),
 }
-TURN_SECONDS = 0.02  # aimed at; a turn has at least `fewest` repetitions
+TURN_SECONDS = 0.02  # aimed at; a turn has at least two or three repetitions
+SLOW_SECONDS = 1  # a contender that needs longer for one repetition has turns of one
 LOOK = ROOT / "build/bench-look"
 ATTEMPTS = 4  # per turn, before the round goes on without it
 ROW = "run scenario ranks bytes mode round attempt contender baseline seconds before after valid correct probe_ns load"
@@ -71,17 +72,23 @@ class Turns:
         self.world = world
         self.name = world.contender.name
         self.case = case
-        self.fewest = 2 if case.bytes >= 64 * MB else 3
+        self._run(warm_up=0, repetitions=1)  # takes memory and touches it
         began = time.monotonic()
-        self._run(warm_up=1, repetitions=1)
-        self.repetitions = max(self.fewest, min(200, int(TURN_SECONDS * 2 / (time.monotonic() - began))))
+        self._run(warm_up=0, repetitions=1)
+        each = time.monotonic() - began
+        if each > SLOW_SECONDS:
+            self.warm_up, self.repetitions = 0, 1
+        else:
+            fewest = 2 if case.bytes >= 64 * MB else 3
+            self.warm_up = 1 if case.bytes >= 16 * MB else 3
+            self.repetitions = max(fewest, min(200, int(TURN_SECONDS / each)))
         self.correct = True
 
     def _run(self, warm_up, repetitions):
         return self.world.run(self.case.bytes // 4, self.case.mode, warm_up, repetitions)
 
     def take(self):
-        times, correct = self._run(min(self.fewest, 1 if self.case.bytes >= 16 * MB else 3), self.repetitions)
+        times, correct = self._run(self.warm_up, self.repetitions)
         self.correct = self.correct and correct
         return statistics.median(times)
 
@@ -116,7 +123,7 @@ def measure(case, worlds, baseline_world, rounds, journal):
             journal.note(f"wrong result, {case.ranks} ranks, {figures.size_name(case.bytes)}", turns.name)
         if values := valid[turns.name]:
             ratio = figures.median_with_interval(values)
-            print(f"  {turns.name:26} {ratio.median:10.3g}x ({ratio.low:.3g}-{ratio.high:.3g}), {ratio.rounds} rounds")
+            print(f"  {turns.name:26} {ratio!s:>24}, {ratio.rounds} rounds")
         else:
             print(f"  {turns.name:26} no valid round")
     if not baseline.correct:

@@ -17,12 +17,22 @@ def agree(before, after):
     return abs(before - after) <= AGREEMENT * min(before, after)
 
 
+def short(number):
+    return f"{number:.3g}" if number < 100 else f"{number:.0f}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Ratio:
     median: float
     low: float
     high: float
     rounds: int
+
+    def __str__(self):
+        return f"{short(self.median)}x ({short(self.low)}-{short(self.high)})"
+
+    def inverse(self):
+        return Ratio(1 / self.median, 1 / self.high, 1 / self.low, self.rounds)
 
 
 def median_with_interval(values):
@@ -107,10 +117,7 @@ class Bar:
         return f"≥ {1 / self.limit:.3g}x faster" if self.as_speed else f"≤ {self.limit:.3g}x"
 
     def figure(self, ratio):
-        median, low, high = ratio.median, ratio.low, ratio.high
-        if self.as_speed:
-            median, low, high = 1 / median, 1 / high, 1 / low
-        return f"{median:.3g}x ({low:.3g}-{high:.3g})"
+        return str(ratio.inverse() if self.as_speed else ratio)
 
 
 def peers_case(ranks, size):

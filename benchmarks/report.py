@@ -77,7 +77,7 @@ def comparison(tables, ranks):
         cells = [f"{table.microseconds(HEAP.name):.2f} µs" if HEAP.name in table.seconds else "-"]
         for name in names:
             ratio = table.ratio(name, HEAP.name)
-            shown = f"{ratio.median:.3g}" if ratio else "wrong" if name in table.failed else "-"
+            shown = figures.short(ratio.median) if ratio else "wrong" if name in table.failed else "-"
             cells.append(f"**{shown}**" if name == table.best_peer() else shown)
         rows.append((f"{figures.size_name(case.bytes)} {case.mode}", *cells))
     return [f"### {ranks} ranks", "", *markdown(("size", HEAP.name, *names), rows), ""]

@@ -37,6 +37,9 @@ class World:
         self.step = 0
         try:
             self._start()
+        except FileNotFoundError as error:
+            self.close()
+            raise WorldFailed(f"{contender.name}: {error.filename} is not installed") from None
         except BaseException:
             self.close()
             raise
@@ -92,8 +95,10 @@ class World:
         self.lines = [hellos[process] for process in sorted(hellos)]
 
     def _failure(self, what):
-        tail = " | ".join(self.log.read_text(errors="replace").strip().splitlines()[-3:])
-        return WorldFailed(f"{self.contender.name} with {self.ranks} ranks {what}: {tail or 'no message'}")
+        said = self.log.read_text(errors="replace").replace(str(ROOT), ".").strip().splitlines()
+        return WorldFailed(
+            f"{self.contender.name} with {self.ranks} ranks {what}: {said[-1] if said else 'no message'}"
+        )
 
     def _ask(self, command):
         try:

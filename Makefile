@@ -20,8 +20,8 @@ test:  ## run all tests, with the time per stage; STAGES="unit python" runs only
 soak: build  ## run the long forms of the tests, into docs/soak.md; SUITE=name runs one
 	@.venv/bin/python tools/soak.py $(SUITE)
 
-bench: build  ## run every benchmark
-	@tools/bench
+bench:  ## measure all-reduce beside its peers, into docs/performance.md; ARGUMENTS=--full also crowded worlds
+	@tools/bench $(ARGUMENTS)
 
 format: setup  ## format the C++ and Python sources
 	@tools/format

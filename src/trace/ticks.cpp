@@ -1,6 +1,7 @@
 #include "trace/ticks.hpp"
 
 #include <fstream>
+#include <limits>
 #include <string>
 
 namespace lockstep::trace {
@@ -11,11 +12,19 @@ bool processor_counter_is_steady() {
   return source == "tsc";
 }
 
+// The narrowest of a few tries: in one of them the system may have put the thread to sleep between the two clocks.
 ClockPoint ClockPoint::now() {
-  const Ticks before = ticks();
-  const auto steady = std::chrono::steady_clock::now().time_since_epoch();
-  const Ticks after = ticks();
-  return {.at = before + (after - before) / 2, .steady_ns = std::chrono::nanoseconds(steady).count()};
+  ClockPoint best;
+  Ticks narrowest = std::numeric_limits<Ticks>::max();
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    const Ticks before = ticks();
+    const auto steady = std::chrono::steady_clock::now().time_since_epoch();
+    const Ticks width = ticks() - before;
+    if (width >= narrowest) continue;
+    narrowest = width;
+    best = {.at = before + width / 2, .steady_ns = std::chrono::nanoseconds(steady).count()};
+  }
+  return best;
 }
 
 TickScale::TickScale(const ClockPoint& first, const ClockPoint& second)

@@ -26,7 +26,6 @@ namespace lockstep::trace {
 namespace {
 
 constexpr std::uint32_t kStepLane = 0;
-constexpr std::size_t kRoom = 1 << 16;  // records; beyond it new operations are left out
 constexpr auto kInterval = std::chrono::milliseconds(100);
 
 // Names come from the program and may be no UTF-8; a JSON file must be.
@@ -79,6 +78,7 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
   mark_cycles_ = mark_cycles;
   process_ = ::getpid();
   depth_.assign(1, 0);
+  newest_ns_ = 0;
   last_ = ClockPoint::now();
   // Whatever follows begins with a comma: the file, cut after any line, is valid JSON but for the last bracket.
   text_ = fmt::format(R"([
@@ -90,7 +90,7 @@ void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
   name_lane(kStepLane);
 
   std::lock_guard lock(mutex_);
-  records_.resize(kRoom);  // touched now, so that recording meets no page fault
+  records_.resize(room_);  // touched now, so that recording meets no page fault
   records_.clear();
   busy_.assign(1, std::uint64_t{1} << kStepLane);
   left_out_ = 0;
@@ -137,7 +137,7 @@ Timeline::Record& Timeline::push(Event event, Ticks now, const char* kind, std::
   record.kind = kind;
   record.lane = lane;
   record.event = event;
-  if (records_.size() == kRoom / 2) wake_.notify_all();
+  if (records_.size() == room_ / 2) wake_.notify_all();
   return record;
 }
 
@@ -145,7 +145,7 @@ Timeline::Ticket Timeline::begin(Ticks now, const char* kind, std::string_view n
                                  std::uint64_t bytes, std::uint32_t group_size) {
   std::lock_guard lock(mutex_);
   if (stopping_) return {};
-  if (records_.size() >= kRoom) {
+  if (records_.size() >= room_) {
     ++left_out_;
     return {};
   }
@@ -176,7 +176,7 @@ void Timeline::append(const Ticket& ticket, Event event, Ticks now, const char* 
 // --- writing
 
 void Timeline::run() {
-  std::vector<Record> taken(kRoom);  // takes turns with records_
+  std::vector<Record> taken(room_);  // takes turns with records_
   bool stopping = false;
   bool failed = false;
   while (!stopping && !failed) {
@@ -185,7 +185,7 @@ void Timeline::run() {
       std::unique_lock lock(mutex_);
       // gcc 12's thread sanitizer does not know the system call behind a wait on the steady clock.
       const auto limit = std::chrono::system_clock::now() + kInterval;
-      wake_.wait_until(lock, limit, [&] { return stopping_ || records_.size() >= kRoom / 2; });
+      wake_.wait_until(lock, limit, [&] { return stopping_ || records_.size() >= room_ / 2; });
       taken.clear();
       taken.swap(records_);
       left_out = std::exchange(left_out_, 0);
@@ -262,8 +262,10 @@ void Timeline::close_slices(std::uint32_t lane, std::size_t left, std::int64_t n
 
 void Timeline::add_event(char phase, std::uint32_t lane, std::string_view name, std::int64_t ns,
                          std::string_view more) {
+  // A record may have been made just before a clock point and appended after it; it must not precede what is written.
+  newest_ns_ = std::max(newest_ns_, ns);
   fmt::format_to(std::back_inserter(text_), R"(,{{"ph":"{}","pid":{},"tid":{},"ts":{}.{:03})", phase, rank_, lane,
-                 ns / 1000, ns % 1000);
+                 newest_ns_ / 1000, newest_ns_ % 1000);
   if (!name.empty()) fmt::format_to(std::back_inserter(text_), R"(,"name":{})", json_text(name));
   text_ += more;
   text_ += "}\n";

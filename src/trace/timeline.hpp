@@ -35,7 +35,8 @@ class Timeline {
     std::uint32_t lane = 0;
   };
 
-  Timeline() = default;
+  /// `room`: how many records wait for the writer at most. Operations that come when it is full are left out.
+  explicit Timeline(std::size_t room = 1 << 16) : room_(room) {}
   ~Timeline() { stop(); }
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
@@ -99,6 +100,7 @@ class Timeline {
   void add_event(char phase, std::uint32_t lane, std::string_view name, std::int64_t ns, std::string_view more);
   void name_lane(std::uint32_t lane);
 
+  const std::size_t room_;
   std::atomic<bool> running_{false};
   std::atomic<pid_t> process_{0};  // that started it
   std::mutex starting_;            // held throughout start and stop
@@ -119,6 +121,7 @@ class Timeline {
   std::string text_;
   std::vector<std::size_t> depth_;  // open slices by lane
   ClockPoint last_;
+  std::int64_t newest_ns_ = 0;
   std::thread thread_;
 };
 

@@ -128,6 +128,14 @@ class LOCKSTEP_API Engine {
   /// Ends the world for everybody: each rank's pending and later operations throw Error(aborted) with this reason.
   void abort(const std::string& reason);
 
+  /// Writes a timeline of this rank's operations (docs/timeline.md), from now until `stop_timeline` or the engine's
+  /// end: "trace.json" becomes "trace.RANK.json". Throws Error(system) when the file cannot be made.
+  void start_timeline(const std::string& path, bool mark_steps = false);
+  void stop_timeline();
+
+  /// The last operations of this rank, newest last, as text for people.
+  std::string flight_record() const;
+
   /// Memory that all ranks of this host can read and write: tensors that live here are reduced where they are.
   /// 128-byte aligned. Returns nullptr when the heap is full or absent. Free it before the engine goes.
   void* allocate(std::size_t bytes);

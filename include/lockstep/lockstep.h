@@ -89,6 +89,8 @@ typedef struct ls_options {
   uint32_t epoch; /* LS_EPOCH_AUTOMATIC: counted per process */
   size_t heap_bytes;
   uint64_t start_timeout_ms, stall_warning_ms, stall_limit_ms;
+  const char* timeline;         /* null or empty: none */
+  const char* flight_directory; /* null or empty: none */
 } ls_options;
 
 LS_API const char* ls_version(void);
@@ -152,6 +154,12 @@ LS_API void ls_work_free(ls_work* work);
 LS_API int ls_begin_step(ls_engine* engine);
 LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
 LS_API int ls_abort(ls_engine* engine, const char* reason);
+
+/* "trace.json" becomes "trace.RANK.json". See docs/timeline.md. */
+LS_API int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps);
+LS_API int ls_timeline_stop(ls_engine* engine);
+/* The last operations of this rank as text; valid until the thread's next call of it. Null on failure. */
+LS_API const char* ls_flight_record(ls_engine* engine);
 
 /* Memory shared by the ranks of this host; null when there is none left. */
 LS_API void* ls_allocate(ls_engine* engine, size_t bytes);

@@ -42,6 +42,14 @@ struct LOCKSTEP_API Options {
   /// A wait that lasts this long fails.
   std::chrono::milliseconds stall_limit{1'800'000};
 
+  /// Where a timeline (docs/timeline.md) is written from the start on: "trace.json" becomes "trace.RANK.json". Empty:
+  /// none.
+  std::string timeline = {};
+
+  /// Where each rank leaves the record of its last operations, for people, when the world ends in failure. Empty:
+  /// nowhere.
+  std::string flight_directory = {};
+
   /// Reads LOCKSTEP_RANK and friends, as set by `lockstep run`. Without them: a world of one.
   /// Throws Error(invalid_argument) when they contradict each other.
   static Options from_environment();

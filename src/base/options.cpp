@@ -77,6 +77,8 @@ Options Options::from_environment() {
     if (const char* job = std::getenv("LOCKSTEP_JOB")) options.job = job;
   }
   if (auto bytes = number_from<std::size_t>("LOCKSTEP_HEAP_BYTES", 0)) options.heap_bytes = *bytes;
+  if (const char* path = std::getenv("LOCKSTEP_TIMELINE")) options.timeline = path;
+  if (const char* path = std::getenv("LOCKSTEP_FLIGHT_DIR")) options.flight_directory = path;
   if (auto limit = seconds_from("LOCKSTEP_START_TIMEOUT")) options.start_timeout = *limit;
   if (auto limit = seconds_from("LOCKSTEP_STALL_WARNING")) options.stall_warning = *limit;
   if (auto limit = seconds_from("LOCKSTEP_STALL_LIMIT")) options.stall_limit = *limit;

@@ -99,7 +99,9 @@ ls_options defaults() {
           .heap_bytes = options.heap_bytes,
           .start_timeout_ms = static_cast<std::uint64_t>(options.start_timeout.count()),
           .stall_warning_ms = static_cast<std::uint64_t>(options.stall_warning.count()),
-          .stall_limit_ms = static_cast<std::uint64_t>(options.stall_limit.count())};
+          .stall_limit_ms = static_cast<std::uint64_t>(options.stall_limit.count()),
+          .timeline = nullptr,
+          .flight_directory = nullptr};
 }
 
 lockstep::Options options_of(const ls_options* given) {
@@ -116,6 +118,8 @@ lockstep::Options options_of(const ls_options* given) {
   options.start_timeout = std::chrono::milliseconds(taken.start_timeout_ms);
   options.stall_warning = std::chrono::milliseconds(taken.stall_warning_ms);
   options.stall_limit = std::chrono::milliseconds(taken.stall_limit_ms);
+  if (taken.timeline != nullptr) options.timeline = taken.timeline;
+  if (taken.flight_directory != nullptr) options.flight_directory = taken.flight_directory;
   return options;
 }
 
@@ -169,6 +173,8 @@ int ls_options_from_environment(ls_options* target) {
     filled.start_timeout_ms = static_cast<std::uint64_t>(kept.start_timeout.count());
     filled.stall_warning_ms = static_cast<std::uint64_t>(kept.stall_warning.count());
     filled.stall_limit_ms = static_cast<std::uint64_t>(kept.stall_limit.count());
+    filled.timeline = kept.timeline.c_str();
+    filled.flight_directory = kept.flight_directory.c_str();
     std::memcpy(target, &filled, std::min(size, sizeof filled));
     target->struct_size = size;
   });
@@ -362,6 +368,23 @@ int ls_end_step(ls_engine* engine, uint64_t* steps) {
 
 int ls_abort(ls_engine* engine, const char* reason) {
   return guarded([&] { required(engine, "engine").engine.abort(reason != nullptr ? reason : "no reason given"); });
+}
+
+int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    target.start_timeline(&required(path, "path"), mark_steps != 0);
+  });
+}
+
+int ls_timeline_stop(ls_engine* engine) {
+  return guarded([&] { required(engine, "engine").engine.stop_timeline(); });
+}
+
+const char* ls_flight_record(ls_engine* engine) {
+  thread_local std::string kept;
+  const int status = guarded([&] { kept = required(engine, "engine").engine.flight_record(); });
+  return status == LS_OK ? kept.c_str() : nullptr;
 }
 
 void* ls_allocate(ls_engine* engine, size_t bytes) {

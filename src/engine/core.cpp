@@ -46,6 +46,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       crowded_(options.local_size > usable_cores()),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()) {
+  if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   thread_ = std::thread([this] { run(); });
   std::unique_lock lock(mutex_);
   while (!arrived_) wake_.wait(lock);
@@ -77,10 +78,17 @@ Core::OperationPtr Core::submit_locked(Request request, bool background) {
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
   if (in_step_) step_operations_.push_back(operation);
+  record_submission(*operation);
   if (background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
   post_queued();
   return operation;
+}
+
+void Core::record_submission(Operation& operation) {
+  const Request& request = operation.request;
+  recorder_.submitted(operation.trace, name_of(request.kind), request.input.name, operation.notice.head.id,
+                      request.input.bytes(), request.group->ranks.size());
 }
 
 void Core::refuse_if_unusable() const {
@@ -171,6 +179,7 @@ bool Core::take_notices() {
 }
 
 void Core::take_notice(int peer, const NoticeRef& notice) {
+  recorder_.counters().notices_taken(1);
   const auto kind = static_cast<Kind>(notice.head->kind);
   if (kind == Kind::new_group) groups_.note(notice.head->group, {notice.head->inline_data, notice.head->inline_bytes});
   negotiation::MembersPtr members;
@@ -230,6 +239,7 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
   if (request.kind == Kind::join) end_join(*operation, gathering);
   try {
     operation->algorithm = collective::choose(call_for(*operation, gathering));
+    recorder_.matched(operation->trace);
     running_.push_back(operation);
   } catch (const Error& error) {
     give_up(operation, error);
@@ -346,12 +356,16 @@ bool Core::progress() {
 void Core::finish(const OperationPtr& operation) {
   unstage(*operation, *transport_);
   if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
+  recorder_.done(operation->trace);
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it
 }
 
 void Core::fail(const OperationPtr& operation, const Error& error) {
+  const auto* gathering = matcher_.find(operation->notice.head.id);
+  if (gathering != nullptr) recorder_.waits_for(operation->trace, gathering->missing());
+  recorder_.failed(operation->trace, error.what());
   close(*operation);
   operation->error = error;
   operation->state.store(Operation::State::failed, std::memory_order_release);
@@ -383,6 +397,9 @@ void Core::end_world(const Verdict& verdict) {
   while (!pending_.empty()) {
     const OperationPtr operation = pending_.begin()->second;
     fail(operation, *ended_);
+  }
+  if (!options_.flight_directory.empty()) {
+    recorder_.flight_record().write_file(options_.flight_directory, transport_->rank(), verdict.text);
   }
 }
 
@@ -490,6 +507,8 @@ void Core::report_stalls() {
       return;
     }
     operation->stall_reported = true;
+    recorder_.waits_for(operation->trace, missing);
+    recorder_.counters().stalled();
     log::warn(transport_->rank(), what);
   }
 }
@@ -533,6 +552,7 @@ void Core::begin_step() {
   refuse_if_unusable();
   if (in_step_) throw Error(ErrorCode::invalid_argument, "begin_step was called twice without end_step between");
   in_step_ = true;
+  recorder_.step_began(steps_ + 1);
   step_operations_.clear();
 }
 
@@ -547,6 +567,7 @@ std::uint64_t Core::end_step() {
   for (const OperationPtr& operation : operations) wait(*operation);
   for (const OperationPtr& operation : operations) check(*operation);
   std::lock_guard lock(mutex_);
+  recorder_.step_ended();
   return ++steps_;
 }
 
@@ -580,6 +601,7 @@ void Core::stop() {
   }
   transport_->ring(transport_->rank());
   thread_.join();
+  recorder_.timeline().stop();
 }
 
 std::string Core::text_of(const Operation& operation) const {

@@ -21,6 +21,7 @@
 #include "lockstep/options.hpp"
 #include "negotiation/groups.hpp"
 #include "negotiation/matcher.hpp"
+#include "trace/recorder.hpp"
 #include "transport/transport.hpp"
 
 namespace lockstep::engine {
@@ -35,6 +36,7 @@ class Core {
   ~Core();
 
   const Options& options() const { return options_; }
+  trace::Recorder& recorder() { return recorder_; }
   transport::Transport& transport() { return *transport_; }
 
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
@@ -76,6 +78,7 @@ class Core {
 
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
+  void record_submission(Operation& operation);
   bool is_express(const Request& request) const;
   OperationPtr try_express(const Request& request);
   bool gather_express(Express& express);
@@ -106,6 +109,8 @@ class Core {
   const std::unique_ptr<transport::Transport> transport_;
   const bool crowded_;
   const unsigned fork_generation_;
+
+  trace::Recorder recorder_;  // records under mutex_; its parts synchronise themselves
 
   std::mutex mutex_;
   std::condition_variable wake_;  // the engine's thread: something to do, or stop

@@ -1,10 +1,13 @@
 #include "engine/core.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <random>
 
@@ -284,6 +287,37 @@ TEST(Core, AHeapThatIsTooSmallIsAnErrorNotACrash) {
     EXPECT_EQ(error.code(), ErrorCode::system);
     EXPECT_NE(std::string(error.what()).find("LOCKSTEP_HEAP_BYTES"), std::string::npos);
   }
+}
+
+TEST(Core, LeavesATimelineAndAFlightRecord) {
+  const auto folder = std::filesystem::temp_directory_path() / ("lockstep-core-test-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  Options options;
+  options.timeline = folder / "trace.json";
+  options.flight_directory = folder;
+  run_world(
+      Over::shm, 2,
+      [&](Core& core) {
+        std::vector<float> values(1000, 1.0F);
+        run(core, all_reduce(values.data(), 1, {}));
+        run(core, all_reduce(values.data(), values.size(), "gradient"));
+        if (core.options().rank == 0) core.abort("enough");
+        EXPECT_THROW(run(core, all_reduce(values.data(), values.size(), "after the end")), Error);
+      },
+      options);
+  for (const char* rank : {"0", "1"}) {
+    auto content_of = [&](const std::string& name) {
+      std::ifstream file(folder / name);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const std::string flight = content_of("lockstep-flight-" + std::string(rank) + ".txt");
+    EXPECT_NE(flight.find("gradient"), std::string::npos) << flight;
+    EXPECT_NE(flight.find("enough"), std::string::npos) << flight;
+    const std::string trace = content_of("trace." + std::string(rank) + ".json");
+    EXPECT_NE(trace.find("gradient"), std::string::npos) << trace;
+    EXPECT_NE(trace.find("NEGOTIATE_ALLREDUCE"), std::string::npos) << trace;
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Core, AStallIsReportedAndThenFails) {

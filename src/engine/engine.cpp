@@ -185,6 +185,12 @@ void Engine::begin_step() { core_->begin_step(); }
 std::uint64_t Engine::end_step() { return core_->end_step(); }
 void Engine::abort(const std::string& reason) { core_->abort(reason); }
 
+void Engine::start_timeline(const std::string& path, bool mark_steps) {
+  core_->recorder().timeline().start(path, rank(), mark_steps);
+}
+void Engine::stop_timeline() { core_->recorder().timeline().stop(); }
+std::string Engine::flight_record() const { return core_->recorder().flight_record().text(rank(), "asked for"); }
+
 void* Engine::allocate(std::size_t bytes) {
   auto* shared = core_->transport().shared();
   return shared != nullptr ? shared->allocate(bytes) : nullptr;

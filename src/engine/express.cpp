@@ -23,6 +23,7 @@ struct Core::Express {
   std::uint64_t order = 0;
   std::uint64_t position = 0;
   std::vector<NoticeRef> arrivals;  // by rank
+  trace::Span trace;
 };
 
 void Core::run_to_end(Request request) {
@@ -72,6 +73,8 @@ Core::OperationPtr Core::try_express(const Request& request) {
     return submit_locked(request, /*background=*/false);
   }
   express.position = *position;
+  recorder_.submitted(express.trace, name_of(request.kind), {}, express.notice.head.id, request.input.bytes(),
+                      express.arrivals.size());
   if (!gather_express(express)) return adopt(request, express);
 
   auto* output = static_cast<std::byte*>(request.output.data);
@@ -93,6 +96,7 @@ Core::OperationPtr Core::try_express(const Request& request) {
     std::memcpy(output, express.arrivals[static_cast<std::size_t>(request.root)].head->inline_data,
                 request.output.bytes());
   }
+  recorder_.done(express.trace);
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (peer != transport_->rank())
       transport_->release(peer, express.arrivals[static_cast<std::size_t>(peer)].position);
@@ -134,6 +138,7 @@ Core::OperationPtr Core::adopt(const Request& request, const Express& express) {
   operation->notice = express.notice;
   operation->order = express.order;
   operation->submitted = Clock::now();
+  operation->trace = express.trace;
   const std::uint64_t id = express.notice.head.id;
   pending_.emplace(id, operation);
   const NoticeRef own{

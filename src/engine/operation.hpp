@@ -13,6 +13,7 @@
 #include "lockstep/error.hpp"
 #include "lockstep/types.hpp"
 #include "negotiation/groups.hpp"
+#include "trace/recorder.hpp"
 #include "transport/notice.hpp"
 
 namespace lockstep::engine {
@@ -50,6 +51,7 @@ class Operation {
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;
+  trace::Span trace;
 
   /// The result. Valid once the state says done.
   TensorView result;

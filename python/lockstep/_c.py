@@ -62,6 +62,9 @@ class Tensor(ctypes.Structure):
 
 
 class ReduceOptions(ctypes.Structure):
+    # The struct holds only the address of its group: this keeps the group.
+    kept: object
+
     _fields_ = [
         ("struct_size", c_size_t),
         ("op", c_int32),
@@ -72,7 +75,23 @@ class ReduceOptions(ctypes.Structure):
     ]
 
 
-# Engines and works are opaque: c_void_p. Each entry: result, arguments.
+class Result(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("ndim", c_int32),
+        ("shape", c_int64 * 8),
+        ("received", POINTER(c_int64)),
+        ("received_count", c_size_t),
+        ("last_joined", c_int32),
+    ]
+
+
+# Engines, works and groups are opaque: c_void_p. Each entry: result, arguments.
+_TENSOR = POINTER(Tensor)
+_OPTIONS = POINTER(ReduceOptions)
+_WORK = POINTER(c_void_p)
 _FUNCTIONS = {
     "ls_version": (c_char_p, []),
     "ls_last_error": (c_char_p, []),
@@ -82,14 +101,24 @@ _FUNCTIONS = {
     "ls_engine_size": (c_int, [c_void_p]),
     "ls_engine_local_rank": (c_int, [c_void_p]),
     "ls_engine_local_size": (c_int, [c_void_p]),
-    "ls_all_reduce": (
-        c_int,
-        [c_void_p, POINTER(Tensor), POINTER(Tensor), POINTER(ReduceOptions), POINTER(c_void_p)],
-    ),
-    "ls_broadcast": (c_int, [c_void_p, POINTER(Tensor), c_int32, c_void_p, POINTER(c_void_p)]),
-    "ls_barrier": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_void_p)]),
+    "ls_all_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, _OPTIONS, _WORK]),
+    "ls_grouped_all_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, c_size_t, _OPTIONS, _WORK]),
+    "ls_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, c_int32, _OPTIONS, _WORK]),
+    "ls_reduce_scatter": (c_int, [c_void_p, _TENSOR, _TENSOR, _OPTIONS, _WORK]),
+    "ls_broadcast": (c_int, [c_void_p, _TENSOR, c_int32, c_void_p, _WORK]),
+    "ls_all_gather": (c_int, [c_void_p, _TENSOR, _TENSOR, c_void_p, _WORK]),
+    "ls_gather": (c_int, [c_void_p, _TENSOR, _TENSOR, c_int32, c_void_p, _WORK]),
+    "ls_scatter": (c_int, [c_void_p, _TENSOR, _TENSOR, c_int32, c_void_p, _WORK]),
+    "ls_all_to_all": (c_int, [c_void_p, _TENSOR, POINTER(c_int64), c_size_t, _TENSOR, c_void_p, _WORK]),
+    "ls_send": (c_int, [c_void_p, _TENSOR, c_int32, c_int32, _WORK]),
+    "ls_receive": (c_int, [c_void_p, _TENSOR, c_int32, c_int32, _WORK]),
+    "ls_barrier": (c_int, [c_void_p, c_char_p, c_void_p, _WORK]),
+    "ls_join": (c_int, [c_void_p, c_void_p, _WORK]),
+    "ls_group_make": (c_int, [c_void_p, POINTER(c_int32), c_size_t, POINTER(c_void_p)]),
+    "ls_group_free": (None, [c_void_p]),
     "ls_work_poll": (c_int, [c_void_p, POINTER(c_int)]),
     "ls_work_wait": (c_int, [c_void_p, c_int64]),
+    "ls_work_result": (c_int, [c_void_p, c_size_t, POINTER(Result)]),
     "ls_work_free": (None, [c_void_p]),
     "ls_abort": (c_int, [c_void_p, c_char_p]),
 }
@@ -121,3 +150,14 @@ def make_tensor(address: int, dtype: DType, shape: tuple[int, ...], name: bytes 
     return Tensor(
         struct_size=ctypes.sizeof(Tensor), data=address, dtype=dtype, ndim=len(shape), shape=extents, name=name
     )
+
+
+def reduce_options(
+    op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0, group: c_void_p | None = None, kept: object = None
+) -> ReduceOptions:
+    """How to reduce. `kept` is the object that owns the group."""
+    options = ReduceOptions(
+        struct_size=ctypes.sizeof(ReduceOptions), op=op, prescale=prescale, postscale=postscale, group=group
+    )
+    options.kept = kept
+    return options

@@ -1,93 +1,47 @@
 """The engine as a Python object: ctypes calls become methods, statuses become exceptions.
 
 Frameworks are unknown here. A tensor is an address, a dtype and a shape; the object that owns the memory is passed
-along and kept alive until the operation has ended.
+along and kept alive until the operation has ended. Every operation returns at once, with a Work.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import time
 import weakref
-from ctypes import byref, c_int, c_void_p
+from collections.abc import Sequence
+from ctypes import byref, c_int32, c_int64, c_void_p
 
 from lockstep import _c
-from lockstep._c import DType, ReduceOp, Status, Tensor, make_tensor
-from lockstep.errors import InternalError, NotInitializedError, from_status
+from lockstep._c import DType, ReduceOp, ReduceOptions, Tensor, make_tensor
+from lockstep.errors import InternalError, NotInitializedError
+from lockstep.work import Result, Work, check, has_ended
 
-__all__ = ["DType", "Engine", "ReduceOp", "Tensor", "Work", "make_tensor"]
+__all__ = ["DType", "Engine", "Group", "ReduceOp", "ReduceOptions", "Result", "Tensor", "Work", "make_tensor"]
 
-# A wait inside the library does not see Python's signals: a long one is cut into slices, so that Ctrl-C works.
-_WAIT_SLICE_MS = 100
-
-_REDUCE_OPTIONS = {
-    op: byref(_c.ReduceOptions(struct_size=ctypes.sizeof(_c.ReduceOptions), op=op, prescale=1.0, postscale=1.0))
-    for op in ReduceOp
-}
+_PLAIN_OPTIONS = {op: _c.reduce_options(op) for op in ReduceOp}
 
 
-def _check(status: int) -> None:
-    if status != Status.OK:
-        raise from_status(status, _c.library.ls_last_error().decode(errors="replace"))
+class Group:
+    """A subset of the ranks. They keep their numbers of the world; their order is the order of those numbers."""
 
+    __slots__ = ("_engine", "handle")
 
-def _has_ended(handle: c_void_p) -> bool:
-    done = c_int()
-    _check(_c.library.ls_work_poll(handle, byref(done)))
-    return bool(done.value)
-
-
-class Work:
-    """The handle of an operation. Dropping it does not cancel the operation."""
-
-    __slots__ = ("_ended", "_engine", "_handle", "_memory")
-
-    def __init__(self, engine: Engine, handle: c_void_p, memory: object) -> None:
+    def __init__(self, engine: Engine, handle: c_void_p) -> None:
         self._engine = engine
-        self._handle = handle
-        self._memory = memory
-        self._ended = False
-
-    def poll(self) -> bool:
-        """True once the operation has ended, well or not. Never blocks."""
-        self._engine.check_not_forked()
-        if not self._ended:
-            self._ended = _has_ended(self._handle)
-        return self._ended
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until the result is in place and raises the operation's error.
-
-        With a timeout in seconds it gives up after that time and returns False; the operation goes on.
-        """
-        self._engine.check_not_forked()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            slice_ms = _WAIT_SLICE_MS
-            if deadline is not None:
-                slice_ms = max(0, min(slice_ms, round((deadline - time.monotonic()) * 1000)))
-            status = _c.library.ls_work_wait(self._handle, slice_ms)
-            # The status says "timeout" for our slice and for an operation that reached its own limit: only the latter
-            # has ended, and then tells its result.
-            if status == Status.TIMEOUT and self.poll():
-                status = _c.library.ls_work_wait(self._handle, 0)
-            elif status == Status.TIMEOUT:
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                continue
-            self._ended = True
-            _check(status)
-            return True
+        self.handle = handle
 
     def __del__(self) -> None:
-        # A forked child holds a copy of the handle that is the parent's to free.
-        if self._engine.forked:
-            return
-        if self._ended or self._engine.stopped or _has_ended(self._handle):
-            _c.library.ls_work_free(self._handle)
-        else:
-            self._engine._abandoned.append((self._handle, self._memory))
+        if not self._engine.forked:
+            _c.library.ls_group_free(self.handle)
+
+
+def reduce_options(
+    op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0, group: Group | None = None
+) -> ReduceOptions:
+    """How to reduce: each input times `prescale`, the result times `postscale`, over a group or the world."""
+    if group is None and prescale == 1.0 and postscale == 1.0:
+        return _PLAIN_OPTIONS[op]
+    return _c.reduce_options(op, prescale, postscale, _handle_of(group), group)
 
 
 class Engine:
@@ -98,8 +52,10 @@ class Engine:
         self.forked = False
         # Operations whose Work was dropped before they ended: their memory must live on until they do.
         self._abandoned: list[tuple[c_void_p, object]] = []
+        # Memory of operations that have begun and left no handle: it lives as long as the engine.
+        self._stranded: list[object] = []
         handle = c_void_p()
-        _check(_c.library.ls_engine_start(None, byref(handle)))
+        check(_c.library.ls_engine_start(None, byref(handle)))
         self._handle: c_void_p | None = handle
         self.rank: int = _c.library.ls_engine_rank(handle)
         self.size: int = _c.library.ls_engine_size(handle)
@@ -112,36 +68,122 @@ class Engine:
         if self._handle is None or self.forked:
             return
         handle, self._handle = self._handle, None
-        _check(_c.library.ls_engine_stop(handle))
+        check(_c.library.ls_engine_stop(handle))
         self._free_abandoned()
+        self._stranded.clear()
 
     @property
     def stopped(self) -> bool:
         return self._handle is None
 
-    def all_reduce(self, source: Tensor, target: Tensor, op: ReduceOp, memory: object) -> Work:
+    # Operations that write into the caller's tensors. `memory` owns what they read and write.
+
+    def all_reduce(self, source: Tensor, target: Tensor, options: ReduceOptions, memory: object) -> Work:
         """Reduces `source` of all ranks into `target`; in place when both are the same memory."""
         engine, work = self._prepare()
-        options = _REDUCE_OPTIONS[op]
-        _check(_c.library.ls_all_reduce(engine, byref(source), byref(target), options, byref(work)))
+        check(_c.library.ls_all_reduce(engine, byref(source), byref(target), byref(options), byref(work)))
         return Work(self, work, memory)
 
-    def broadcast(self, tensor: Tensor, root: int, memory: object) -> Work:
+    def grouped_all_reduce(
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], options: ReduceOptions, memory: object
+    ) -> Work:
+        """Several all-reduces as one unit of work."""
+        engine, work = self._prepare()
+        count = len(sources)
+        arrays = (Tensor * count)(*sources), (Tensor * count)(*targets)
+        status = _c.library.ls_grouped_all_reduce(engine, *arrays, count, byref(options), byref(work))
+        if status != _c.Status.OK:
+            # Where one tensor is refused, those before it are already under way.
+            self._stranded.append(memory)
+        check(status)
+        return Work(self, work, memory)
+
+    def reduce(self, source: Tensor, target: Tensor, root: int, options: ReduceOptions, memory: object) -> Work:
+        """As all_reduce, but only `root` gets the result."""
+        engine, work = self._prepare()
+        check(_c.library.ls_reduce(engine, byref(source), byref(target), root, byref(options), byref(work)))
+        return Work(self, work, memory)
+
+    def broadcast(self, tensor: Tensor, root: int, memory: object, group: Group | None = None) -> Work:
         """Copies the tensor of rank `root` to all ranks, in place."""
         engine, work = self._prepare()
-        _check(_c.library.ls_broadcast(engine, byref(tensor), root, None, byref(work)))
+        check(_c.library.ls_broadcast(engine, byref(tensor), root, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
-    def barrier(self, name: bytes | None = None) -> Work:
+    def send(self, tensor: Tensor, receiver: int, tag: int, memory: object) -> Work:
+        """To one rank. The n-th message under a tag meets the n-th receive."""
+        engine, work = self._prepare()
+        check(_c.library.ls_send(engine, byref(tensor), receiver, tag, byref(work)))
+        return Work(self, work, memory)
+
+    def receive(self, tensor: Tensor, sender: int, tag: int, memory: object) -> Work:
+        """From one rank; the shapes must agree."""
+        engine, work = self._prepare()
+        check(_c.library.ls_receive(engine, byref(tensor), sender, tag, byref(work)))
+        return Work(self, work, memory)
+
+    # Operations whose result the engine makes: see Work.result. `memory` owns what they read.
+
+    def reduce_scatter(self, source: Tensor, options: ReduceOptions, memory: object) -> Work:
+        """Reduces, and gives each rank its part of the rows; the first ranks get the remainder."""
+        engine, work = self._prepare()
+        check(_c.library.ls_reduce_scatter(engine, byref(source), None, byref(options), byref(work)))
+        return Work(self, work, memory)
+
+    def all_gather(self, source: Tensor, memory: object, group: Group | None = None) -> Work:
+        """All ranks' rows, in rank order; each may give another number of them."""
+        engine, work = self._prepare()
+        check(_c.library.ls_all_gather(engine, byref(source), None, _handle_of(group), byref(work)))
+        return Work(self, work, memory)
+
+    def gather(self, source: Tensor, root: int, memory: object, group: Group | None = None) -> Work:
+        """As all_gather, but only `root` gets them."""
+        engine, work = self._prepare()
+        check(_c.library.ls_gather(engine, byref(source), None, root, _handle_of(group), byref(work)))
+        return Work(self, work, memory)
+
+    def scatter(self, source: Tensor, root: int, memory: object, group: Group | None = None) -> Work:
+        """Gives each rank its part of the root's rows. Elsewhere only the type and the name of `source` count."""
+        engine, work = self._prepare()
+        check(_c.library.ls_scatter(engine, byref(source), None, root, _handle_of(group), byref(work)))
+        return Work(self, work, memory)
+
+    def all_to_all(
+        self, source: Tensor, splits: Sequence[int] | None, memory: object, group: Group | None = None
+    ) -> Work:
+        """Sends `splits[i]` rows to the i-th rank of the group; None: equal parts."""
+        engine, work = self._prepare()
+        rows = (c_int64 * len(splits))(*splits) if splits is not None else None
+        count = len(splits) if splits is not None else 0
+        check(_c.library.ls_all_to_all(engine, byref(source), rows, count, None, _handle_of(group), byref(work)))
+        return Work(self, work, memory)
+
+    # The world.
+
+    def barrier(self, name: bytes | None = None, group: Group | None = None) -> Work:
         """Ends when every rank has called it."""
         engine, work = self._prepare()
-        _check(_c.library.ls_barrier(engine, name, None, byref(work)))
+        check(_c.library.ls_barrier(engine, name, _handle_of(group), byref(work)))
         return Work(self, work, None)
+
+    def join(self, group: Group | None = None) -> Work:
+        """This rank has no more data: until all have joined, the others go on without it."""
+        engine, work = self._prepare()
+        check(_c.library.ls_join(engine, _handle_of(group), byref(work)))
+        return Work(self, work, None)
+
+    def make_group(self, ranks: Sequence[int]) -> Group:
+        """Called by each of its members. Does not wait for them."""
+        engine, group = self._prepare()
+        check(_c.library.ls_group_make(engine, (c_int32 * len(ranks))(*ranks), len(ranks), byref(group)))
+        return Group(self, group)
 
     def abort(self, reason: str) -> None:
         """Ends the world for everybody: pending and later operations of every rank raise AbortedError."""
         engine, _ = self._prepare()
-        _check(_c.library.ls_abort(engine, reason.encode()))
+        check(_c.library.ls_abort(engine, reason.encode()))
+
+    # How it works.
 
     def _prepare(self) -> tuple[c_void_p, c_void_p]:
         self.check_not_forked()
@@ -158,13 +200,21 @@ class Engine:
                 f"only in the process that called init(), or start this one with the 'spawn' method."
             )
 
+    def adopt(self, handle: c_void_p, memory: object) -> None:
+        """Takes over an operation that is still under way from a Work that goes."""
+        self._abandoned.append((handle, memory))
+
     def _free_abandoned(self) -> None:
         abandoned, self._abandoned = self._abandoned, []
         for handle, memory in abandoned:
-            if self.stopped or _has_ended(handle):
+            if self.stopped or has_ended(handle):
                 _c.library.ls_work_free(handle)
             else:
                 self._abandoned.append((handle, memory))
+
+
+def _handle_of(group: Group | None) -> c_void_p | None:
+    return None if group is None else group.handle
 
 
 _live_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

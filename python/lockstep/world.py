@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 
 from lockstep.engine import Engine
 from lockstep.errors import LockstepError, NotInitializedError
 
 _engine: Engine | None = None
 _started = 0
+_at_shutdown: list[Callable[[], None]] = []
 
 
 def init() -> None:
@@ -34,6 +36,13 @@ def shutdown() -> None:
     engine, _engine = _engine, None
     if engine is not None:
         engine.stop()
+    for forget in _at_shutdown:
+        forget()
+
+
+def at_shutdown(forget: Callable[[], None]) -> None:
+    """Calls `forget` whenever the world has been left: for what must not outlive it."""
+    _at_shutdown.append(forget)
 
 
 def is_initialized() -> bool:
@@ -82,6 +91,11 @@ def cross_size() -> int:
     """The number of hosts that have a process with this local rank."""
     engine()
     return int(os.environ.get("LOCKSTEP_CROSS_SIZE", "1"))
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes, as far as this one can tell."""
+    return local_size() * cross_size() == size()
 
 
 def _at_exit() -> None:

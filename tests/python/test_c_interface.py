@@ -7,7 +7,7 @@ import pytest
 import ranks
 from lockstep import _c
 
-STRUCTS = {"ls_tensor": _c.Tensor, "ls_reduce_options": _c.ReduceOptions}
+STRUCTS = {"ls_tensor": _c.Tensor, "ls_reduce_options": _c.ReduceOptions, "ls_result": _c.Result}
 ENUMS = {_c.Status: "LS_", _c.DType: "LS_", _c.ReduceOp: "LS_"}
 
 

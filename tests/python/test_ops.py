@@ -168,14 +168,14 @@ def test_poll_and_spent_handles(two):
 def drop_handles():
     """Handles that nobody waits for, and works that are dropped while they are under way."""
     from lockstep import world
-    from lockstep.engine import DType, ReduceOp, make_tensor
+    from lockstep.engine import DType, ReduceOp, make_tensor, reduce_options
 
     hvd.init()
     for i in range(50):
         hvd.allreduce_async(torch.ones(100_000), name=f"forgotten{i}")
         memory = torch.ones(100_000)
         view = make_tensor(memory.data_ptr(), DType.F32, (100_000,), b"dropped%d" % i)
-        world.engine().all_reduce(view, view, ReduceOp.SUM, memory)
+        world.engine().all_reduce(view, view, reduce_options(ReduceOp.SUM), memory)
         del memory, view
     return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
 

@@ -17,6 +17,18 @@ if not hasattr(_torch.Tensor, "register_post_accumulate_grad_hook"):
         f"Type `pip install --upgrade torch`."
     )
 
+from lockstep.capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from lockstep.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -27,20 +39,23 @@ from lockstep.errors import (
     TimedOutError,
     UnavailableError,
 )
-from lockstep.torch.basics import (
-    cross_rank,
-    cross_size,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
+from lockstep.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
 )
+from lockstep.torch.basics import init
+from lockstep.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.torch.compression import Compression, Compressor
+from lockstep.torch.exchange import alltoall, alltoall_async
 from lockstep.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from lockstep.torch.ops import (
+from lockstep.torch.gathering import allgather, allgather_async, grouped_allgather, grouped_allgather_async
+from lockstep.torch.handles import poll, synchronize
+from lockstep.torch.meeting import barrier, join
+from lockstep.torch.objects import allgather_object, broadcast_object
+from lockstep.torch.optimizer import DistributedOptimizer
+from lockstep.torch.reduction import (
     Adasum,
     Average,
     Max,
@@ -51,15 +66,29 @@ from lockstep.torch.ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    poll,
-    synchronize,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
-from lockstep.torch.optimizer import DistributedOptimizer
+from lockstep.torch.scattering import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from lockstep.torch.sparse import sparse_allreduce_async
+from lockstep.world import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 
 __all__ = [
     "AbortedError",
@@ -75,30 +104,63 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "PeerLostError",
+    "ProcessSet",
     "Product",
     "Sum",
     "TimedOutError",
     "UnavailableError",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]

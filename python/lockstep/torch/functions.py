@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from lockstep import world
-from lockstep.torch.ops import broadcast_, broadcast_async_, synchronize
+from lockstep.process_sets import ProcessSet, global_process_set
+from lockstep.torch.broadcasting import broadcast_, broadcast_async_
+from lockstep.torch.handles import synchronize
 
 _Named = tuple[str | None, torch.Tensor]
 
@@ -17,21 +19,28 @@ _Named = tuple[str | None, torch.Tensor]
 def broadcast_parameters(
     params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
     root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrites the parameters of every rank with those of `root_rank`.
 
     Takes `model.state_dict()` (which has the buffers too), `model.named_parameters()` or plain tensors.
     """
-    handles = [broadcast_async_(tensor.detach(), root_rank, name) for name, tensor in _named_tensors(params)]
+    named = _named_tensors(params)
+    handles = [broadcast_async_(tensor.detach(), root_rank, name, process_set) for name, tensor in named]
     for handle in handles:
         synchronize(handle)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
     """Overwrites learning rates, counters and moments of every rank with those of `root_rank`.
 
     The state travels as plain data (a JSON outline, then the tensors), never pickled, so it may differ in any way
-    between the ranks before: a resumed root and fresh others, for example.
+    between the ranks before: a resumed root and fresh others, for example. `model` is accepted for Horovod's sake.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("Lockstep: the state of LBFGS cannot be broadcast; it is rebuilt in its first step.")
@@ -43,14 +52,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         except TypeError as error:
             failure = str(error)
     # The root's failure travels too: otherwise the others would wait for tensors that never come.
-    outline, failure = _broadcast_text(outline, root_rank), _broadcast_text(failure, root_rank)
+    outline, failure = (_broadcast_text(text, root_rank, process_set) for text in (outline, failure))
     if failure:
         raise TypeError(f"Lockstep: the optimizer state of rank {root_rank} cannot be broadcast: {failure}")
     if world.rank() == root_rank:
-        broadcast_parameters(tensors, root_rank)
+        broadcast_parameters(tensors, root_rank, process_set)
         return
     state = _decode(json.loads(outline), tensors)
-    broadcast_parameters(tensors, root_rank)
+    broadcast_parameters(tensors, root_rank, process_set)
     optimizer.load_state_dict(state)
 
 
@@ -70,14 +79,14 @@ def _named_tensors(params: Any) -> list[_Named]:
     return named
 
 
-def _broadcast_text(text: str, root_rank: int) -> str:
+def _broadcast_text(text: str, root_rank: int, process_set: ProcessSet) -> str:
     data = bytearray(text.encode())
-    length = broadcast_(torch.tensor([len(data)], dtype=torch.int64), root_rank)
+    length = broadcast_(torch.tensor([len(data)], dtype=torch.int64), root_rank, process_set=process_set)
     if length.item() == 0:
         return ""
     if world.rank() != root_rank:
         data = bytearray(int(length.item()))
-    broadcast_(torch.frombuffer(data, dtype=torch.uint8), root_rank)
+    broadcast_(torch.frombuffer(data, dtype=torch.uint8), root_rank, process_set=process_set)
     return data.decode()
 
 

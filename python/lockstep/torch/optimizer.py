@@ -11,17 +11,19 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from lockstep import world
-from lockstep.engine import ReduceOp
+from lockstep.engine import ReduceOp, reduce_options
+from lockstep.errors import InvalidArgumentError
+from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.gradient import Gradient, Reduction
-from lockstep.torch.ops import Average, Sum, allreduce_
+from lockstep.torch.reduction import Average, Sum, allreduce_
 
 Closure = Callable[[], Any]
 
@@ -32,6 +34,11 @@ def DistributedOptimizer(
     compression: type[Compressor] | None = None,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.optim.Optimizer:
     """Wraps an optimizer so that `step` uses the gradients of all ranks.
 
@@ -41,6 +48,12 @@ def DistributedOptimizer(
     named_parameters: `model.named_parameters()`; the names appear in messages and traces.
     backward_passes_per_step: gradients are summed locally over this many backward passes before they are reduced.
     op: Average or Sum.
+    gradient_predivide_factor: with Average, gradients are divided by it before they are summed and multiplied after,
+        so that the sum of many stays in range.
+    groups: parameters whose gradients travel together: lists of them, or into how many lists to cut all of them.
+        `num_groups` is the older form.
+    sparse_as_dense: sparse gradients travel as dense ones, which is faster when most rows are used.
+    process_set: the ranks that train together. On ranks outside it the optimizer steps by itself.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -48,12 +61,28 @@ def DistributedOptimizer(
         )
     if op not in (Average, Sum):
         raise ValueError(f"Lockstep: DistributedOptimizer reduces with Average or Sum, not with {op!r}.")
-    reduction = Reduction(op, compression or Compression.none, _check_passes(backward_passes_per_step))
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("Lockstep: gradient_predivide_factor is for op=Average only.")
+    if num_groups:
+        warnings.warn("num_groups= is deprecated: write groups= instead.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    reduction = Reduction(
+        options=reduce_options(
+            op,
+            1.0 / gradient_predivide_factor,
+            gradient_predivide_factor,
+            process_set.group() if process_set.included() else None,
+        ),
+        compression=compression or Compression.none,
+        backward_passes=_check_passes(backward_passes_per_step),
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+    )
     kind = type(optimizer)
     # The subclass keeps the name, so that logs and checkpoints still say "SGD".
     wrapped_kind: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped: Any = wrapped_kind.__new__(wrapped_kind)
-    wrapped._adopt(optimizer, named_parameters, reduction)
+    wrapped._adopt(optimizer, named_parameters, reduction, groups)
     distributed: torch.optim.Optimizer = wrapped
     return distributed
 
@@ -66,12 +95,13 @@ class _Distributed(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
         reduction: Reduction,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None,
     ) -> None:
         # A learning rate scheduler puts its own `step` on the instance; ours must not be hidden by it.
         shared = {key: value for key, value in vars(optimizer).items() if key != "step"}
         self.__dict__.update(shared)
         self._reduction = reduction
-        self._alone = world.size() == 1
+        self._alone = not reduction.process_set.included() or reduction.process_set.size() == 1
         self._prefix = _next_prefix()
         self._names = _check_names(optimizer, named_parameters)
         self._gradients: dict[torch.Tensor, Gradient] = {}
@@ -79,6 +109,7 @@ class _Distributed(torch.optim.Optimizer):
         self._synchronized = False
         self._step_synchronizes = True
         self._watch_parameters()
+        self._let_travel_together(groups)
 
     # What users call.
 
@@ -98,9 +129,9 @@ class _Distributed(torch.optim.Optimizer):
         if not self._alone:
             self._watch_parameters()
             gradients = list(self._gradients.values())
-            for gradient, used in zip(gradients, self._used_somewhere(gradients), strict=True):
-                if used and not gradient.in_flight:
-                    gradient.start()
+            for gradient, (dense, sparse) in zip(gradients, self._used_somewhere(gradients), strict=True):
+                if (dense or sparse) and not gradient.in_flight:
+                    gradient.start(sparse)
             for gradient in gradients:
                 if gradient.in_flight:
                     gradient.finish()
@@ -164,13 +195,33 @@ class _Distributed(torch.optim.Optimizer):
                     self._hooked.add(parameter)
                     hook = parameter.register_post_accumulate_grad_hook(gradient.on_backward)
                     # The model may outlive its optimizer; then nobody waits for what the hook would start.
-                    weakref.finalize(self, hook.remove).atexit = False
+                    weakref.finalize(self, hook.remove).atexit = False  # type: ignore[misc, unused-ignore]
 
-    def _used_somewhere(self, gradients: list[Gradient]) -> list[bool]:
-        """For each parameter, whether any rank has a gradient. Also where ranks with different models are told so."""
-        here = torch.tensor([float(gradient.parameter.grad is not None) for gradient in gradients])
-        counts = allreduce_(here, name=f"{self._prefix}gradients_present", op=Sum)
-        return [count > 0 for count in counts.tolist()]
+    def _let_travel_together(self, groups: int | Sequence[Sequence[torch.Tensor]] | None) -> None:
+        if groups is None:
+            return
+        for parameters in _check_groups(groups, [p for group in self.param_groups for p in group["params"]]):
+            companions = [self._gradients[parameter] for parameter in parameters if parameter in self._gradients]
+            for gradient in companions:
+                gradient.companions = companions
+
+    def _used_somewhere(self, gradients: list[Gradient]) -> list[tuple[bool, bool]]:
+        """For each parameter, whether any rank has a dense gradient, and whether any has a sparse one.
+
+        Also where ranks with different models are told so.
+        """
+        dense = [gradient.parameter.grad is not None and not gradient.travels_sparse for gradient in gradients]
+        here = torch.tensor([dense, [gradient.travels_sparse for gradient in gradients]], dtype=torch.float32)
+        name = f"{self._prefix}gradients_present"
+        counts = allreduce_(here, name=name, op=Sum, process_set=self._reduction.process_set)
+        used = [(is_dense > 0, is_sparse > 0) for is_dense, is_sparse in zip(*counts.tolist(), strict=True)]
+        mixed = [gradient.name for gradient, kinds in zip(gradients, used, strict=True) if all(kinds)]
+        if mixed:
+            raise InvalidArgumentError(
+                f"Lockstep: the gradient of {mixed[0]} is sparse on some ranks and dense on others. Pass "
+                f"sparse_as_dense=True to DistributedOptimizer."
+            )
+        return used
 
     def _reducing(self, closure: Closure) -> Closure:
         """A closure whose gradients are those of all ranks."""
@@ -188,6 +239,25 @@ def _check_passes(passes: int) -> int:
     if passes < 1:
         raise ValueError(f"Lockstep: backward_passes_per_step is {passes}; it must be at least 1.")
     return passes
+
+
+def _check_groups(
+    groups: int | Sequence[Sequence[torch.Tensor]], parameters: list[torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    """Lists of parameters, none of them in two."""
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"Lockstep: groups is {groups}; it must be a number of groups, or lists of parameters.")
+        count = min(groups, len(parameters))
+        return [parameters[i * len(parameters) // count : (i + 1) * len(parameters) // count] for i in range(count)]
+    if isinstance(groups, torch.Tensor) or any(isinstance(group, torch.Tensor) for group in groups):
+        raise ValueError("Lockstep: groups must be lists of parameters, or a number of groups.")
+    listed = [list(group) for group in groups]
+    if any(not isinstance(entry, torch.Tensor) for group in listed for entry in group):
+        raise ValueError("Lockstep: groups must be lists of parameters; one holds something else.")
+    if any(uses > 1 for uses in Counter(id(entry) for group in listed for entry in group).values()):
+        raise ValueError("Lockstep: a parameter can be in one group only; one is in several.")
+    return listed
 
 
 def _check_names(

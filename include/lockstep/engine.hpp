@@ -16,6 +16,9 @@
 
 namespace lockstep {
 
+/// Makes one file of the timelines that several ranks wrote. Throws Error(system) when one cannot be read or written.
+LOCKSTEP_API void merge_timelines(const std::vector<std::string>& paths, const std::string& merged);
+
 struct ReduceOptions {
   ReduceOp op = ReduceOp::sum;
   /// Each input is multiplied by the first, the result by the second. Must be the same on all ranks.

@@ -158,6 +158,8 @@ LS_API int ls_abort(ls_engine* engine, const char* reason);
 /* "trace.json" becomes "trace.RANK.json". See docs/timeline.md. */
 LS_API int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps);
 LS_API int ls_timeline_stop(ls_engine* engine);
+/* Makes one file of the timelines of several ranks. */
+LS_API int ls_timeline_merge(const char* const* paths, size_t count, const char* merged);
 /* The last operations of this rank as text; valid until the thread's next call of it. Null on failure. */
 LS_API const char* ls_flight_record(ls_engine* engine);
 

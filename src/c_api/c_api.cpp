@@ -381,6 +381,14 @@ int ls_timeline_stop(ls_engine* engine) {
   return guarded([&] { required(engine, "engine").engine.stop_timeline(); });
 }
 
+int ls_timeline_merge(const char* const* paths, size_t count, const char* merged) {
+  return guarded([&] {
+    required(merged, "merged");
+    if (count > 0) required(paths, "paths");
+    lockstep::merge_timelines(std::vector<std::string>(paths, paths + count), merged);
+  });
+}
+
 const char* ls_flight_record(ls_engine* engine) {
   thread_local std::string kept;
   const int status = guarded([&] { kept = required(engine, "engine").engine.flight_record(); });

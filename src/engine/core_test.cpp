@@ -13,6 +13,7 @@
 
 #include "base/reduction_tree.hpp"
 #include "engine/world_test.hpp"
+#include "lockstep/engine.hpp"
 
 namespace lockstep::engine {
 namespace {
@@ -317,6 +318,8 @@ TEST(Core, LeavesATimelineAndAFlightRecord) {
     EXPECT_NE(trace.find("gradient"), std::string::npos) << trace;
     EXPECT_NE(trace.find("NEGOTIATE_ALLREDUCE"), std::string::npos) << trace;
   }
+  merge_timelines({folder / "trace.0.json", folder / "trace.1.json"}, folder / "merged.json");
+  EXPECT_GT(std::filesystem::file_size(folder / "merged.json"), std::filesystem::file_size(folder / "trace.0.json"));
   std::filesystem::remove_all(folder);
 }
 

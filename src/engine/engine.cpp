@@ -81,6 +81,10 @@ const std::vector<int>& Group::ranks() const {
   return members_ ? members_->ranks : world;
 }
 
+void merge_timelines(const std::vector<std::string>& paths, const std::string& merged) {
+  trace::merge_timelines(paths, merged);
+}
+
 Engine::Engine() : Engine(Options::from_environment()) {}
 Engine::Engine(const Options& options) : core_(engine::connect(options)) {}
 Engine::~Engine() { core_->stop(); }

@@ -78,6 +78,7 @@ from lockstep.torch.scattering import (
     reducescatter_async,
 )
 from lockstep.torch.sparse import sparse_allreduce_async
+from lockstep.torch.sync_batch_norm import SyncBatchNorm
 from lockstep.world import (
     cross_rank,
     cross_size,
@@ -107,6 +108,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "TimedOutError",
     "UnavailableError",
     "add_process_set",

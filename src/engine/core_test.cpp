@@ -40,6 +40,7 @@ std::vector<float> expected_sum(int size, std::size_t elements) {
 }
 
 void expect_same_bits(const std::vector<float>& expected, const float* actual, const std::string& what) {
+  if (expected.empty()) return;
   EXPECT_EQ(std::memcmp(expected.data(), actual, expected.size() * sizeof(float)), 0) << what;
 }
 
@@ -176,7 +177,7 @@ TEST_P(EveryWorld, DisagreementIsAnErrorOnAllRanksThatSaysWhoHadWhat) {
 
 TEST_P(EveryWorld, ThousandsOfOperationsReuseTheLog) {
   run_world(over(), size(), [&](Core& core) {
-    for (int i = 0; i < 6000; ++i) {
+    for (int i = 0; i < 4500; ++i) {  // the log holds 4096
       float value = 1.0F;
       run(core, all_reduce(&value, 1));
       ASSERT_EQ(value, static_cast<float>(size()));

@@ -44,6 +44,7 @@ void Core::run_to_end(Request request) {
 }
 
 bool Core::is_express(const Request& request) const {
+  if (crowded_) return false;  // the peer may not even run: waiting awake for it only keeps it from running
   if (request.kind != Kind::all_reduce && request.kind != Kind::broadcast && request.kind != Kind::barrier)
     return false;
   if (request.kind != Kind::barrier) {

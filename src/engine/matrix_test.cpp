@@ -163,7 +163,7 @@ class Tensor {
       own_.resize(bytes_ + 1);
       data_ = own_.data();
     }
-    std::memcpy(data_, content.data(), bytes_);
+    if (bytes_ > 0) std::memcpy(data_, content.data(), bytes_);
     view = {.data = data_, .dtype = dtype, .shape = std::move(shape)};
   }
   ~Tensor() {

@@ -184,7 +184,7 @@ class ShmTransport final : public Transport, private SharedMemory {
 
   Place private_place(const void* address) override {
     if (!pulling_) pulling_ = everybody_reads_everybody();
-    if (!*pulling_) return kNowhere;
+    if (!pulling_.value_or(false)) return kNowhere;  // some have not tried yet, or cannot
     return reinterpret_cast<Place>(address) | kPrivate;
   }
 

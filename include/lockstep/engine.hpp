@@ -69,7 +69,7 @@ class LOCKSTEP_API Engine {
   void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
   Work all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
 
-  /// Several at once, as one unit of work.
+  /// Several at once, as one unit of work. When one of them is refused, none is submitted.
   void all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
   Work all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
 

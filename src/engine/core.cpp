@@ -58,7 +58,37 @@ Core::OperationPtr Core::submit(Request request, bool background) {
   return submit_locked(std::move(request), background);
 }
 
+std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests) {
+  std::lock_guard lock(mutex_);
+  std::vector<OperationPtr> operations;
+  std::set<std::string> names;
+  try {
+    for (Request& request : requests) {
+      operations.push_back(prepare(std::move(request), /*background=*/true));
+      const Request& prepared = operations.back()->request;
+      if (!counts_by_order(prepared) && !names.insert(name_key(prepared)).second) {
+        throw Error(
+            ErrorCode::invalid_argument,
+            fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", prepared.input.name));
+      }
+    }
+  } catch (const Error&) {
+    for (const OperationPtr& operation : operations) drop_staged(*operation, *transport_);
+    throw;
+  }
+  for (const OperationPtr& operation : operations) announce(operation);
+  return operations;
+}
+
 Core::OperationPtr Core::submit_locked(Request request, bool background) {
+  OperationPtr operation = prepare(std::move(request), background);
+  announce(operation);
+  return operation;
+}
+
+// Everything that can be refused is refused here, before the operation has used up a number: the peers would wait for
+// it.
+Core::OperationPtr Core::prepare(Request request, bool background) {
   refuse_if_unusable();
   if (!request.group) request.group = groups_.world();
   check_request(request, transport_->rank());
@@ -69,17 +99,27 @@ Core::OperationPtr Core::submit_locked(Request request, bool background) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
   }
-  assign_identity(*operation);
+  if (!counts_by_order(operation->request) && names_in_flight_.contains(name_key(operation->request))) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
+                    operation->request.input.name));
+  }
   stage(*operation, *transport_);
+  return operation;
+}
+
+void Core::announce(const OperationPtr& operation) {
+  if (pending_.empty()) operation->notice.head.flags |= transport::kAlone;
+  assign_identity(*operation);
   operation->submitted = Clock::now();
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
   if (in_step_) step_operations_.push_back(operation);
   record_submission(*operation);
-  if (background && background_++ == 0) wake_.notify_all();
+  if (operation->background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
   post_queued();
-  return operation;
 }
 
 void Core::record_submission(Operation& operation) {
@@ -105,16 +145,11 @@ void Core::assign_identity(Operation& operation) {
   Series& series = series_[request.group->id];
   if (counts_by_order(request)) {
     operation.order = series.unnamed++;
+    operation.notice.head.number = operation.order;
     operation.notice.head.id = identity_by_order(request.group->id, series.joins, operation.order);
     return;
   }
   const std::string key = name_key(request);
-  if (names_in_flight_.contains(key)) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
-                    request.input.name));
-  }
   operation.order = series.uses[key]++;
   Hasher id;
   id.add(std::string_view(key));

@@ -42,6 +42,9 @@ class Core {
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
   OperationPtr submit(Request request, bool background);
 
+  /// Several operations in the background, all of them or, when one is refused, none.
+  std::vector<OperationPtr> submit_together(std::vector<Request> requests);
+
   /// Submits, waits and throws the operation's error: a blocking call. Tiny ones take a short cut (express.cpp).
   void run_to_end(Request request);
 
@@ -78,6 +81,8 @@ class Core {
 
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
+  OperationPtr prepare(Request request, bool background);
+  void announce(const OperationPtr& operation);
   void record_submission(Operation& operation);
   bool is_express(const Request& request) const;
   OperationPtr try_express(const Request& request);

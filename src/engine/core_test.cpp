@@ -63,6 +63,18 @@ TEST_P(EveryWorld, AllReduceIsTheFixedTreeOnEveryRank) {
   }
 }
 
+TEST_P(EveryWorld, OfTensorsSubmittedTogetherNoneIsUnderWayWhenOneIsRefused) {
+  run_world(over(), size(), [&](Core& core) {
+    std::vector<float> values(1000, 1.0F);
+    EXPECT_THROW(core.submit_together({all_reduce(values.data(), 500, "a"), all_reduce(values.data() + 500, 500, "a")}),
+                 Error);
+    EXPECT_THROW(core.submit_together({all_reduce(values.data(), 500, "a"), all_reduce(nullptr, 500, "b")}), Error);
+    // Were "a" under way, its name would be refused, and a second sum would come of it.
+    run(core, all_reduce(values.data(), 500, "a"));
+    EXPECT_EQ(values.front(), static_cast<float>(core.transport().size()));
+  });
+}
+
 TEST_P(EveryWorld, TensorsInTheHeapAreReducedInPlaceAndOutOfPlace) {
   const std::size_t elements = 70'001;
   const auto expected = expected_sum(size(), elements);

@@ -105,10 +105,11 @@ void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions
   all_reduce_async(tensors, options).wait();
 }
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
-  std::vector<std::shared_ptr<engine::Operation>> operations;
+  std::vector<Request> requests;
+  requests.reserve(tensors.size());
   for (const TensorPair& pair : tensors)
-    operations.push_back(core_->submit(reduction(Kind::all_reduce, pair.input, pair.output, options), true));
-  return {std::move(operations), core_};
+    requests.push_back(reduction(Kind::all_reduce, pair.input, pair.output, options));
+  return {core_->submit_together(std::move(requests)), core_};
 }
 
 void Engine::reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {

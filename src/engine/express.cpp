@@ -66,6 +66,7 @@ Core::OperationPtr Core::try_express(const Request& request) {
   }
   Series& series = series_[negotiation::kWorld];
   express.order = series.unnamed++;
+  express.notice.head.number = express.order;
   express.notice.head.id = identity_by_order(negotiation::kWorld, series.joins, express.order);
   express.arrivals.resize(static_cast<std::size_t>(transport_->size()));
   const auto position = transport_->post(express.notice);

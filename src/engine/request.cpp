@@ -114,7 +114,7 @@ void announce_in(transport::Notice& notice, const Request& request) {
     notice.detail.postscale = request.postscale;
     notice.detail.by_contributors = request.by_contributors ? 1 : 0;
   }
-  notice.head.kind = static_cast<std::uint16_t>(request.kind);
+  notice.head.kind = static_cast<std::uint8_t>(request.kind);
   notice.head.group = is_pair(request.kind) ? negotiation::kWorld : request.group->id;
   notice.head.signature = negotiation::signature_of(notice.detail);
   if (is_pair(request.kind)) notice.head.output = static_cast<transport::Place>(request.partner);

@@ -12,7 +12,12 @@ using Place = std::uint64_t;
 inline constexpr Place kNowhere = ~Place{0};
 inline constexpr Place kPrivate = Place{1} << 63;
 
-inline constexpr std::size_t kInlineBytes = 80;
+inline constexpr std::size_t kInlineBytes = 72;
+
+/// The rank had nothing else under way when it submitted this: it has ended everything that it submitted before.
+inline constexpr std::uint8_t kAlone = 1;
+/// Submitted between begin_step and end_step, under a name: `number` is the step's.
+inline constexpr std::uint8_t kInStep = 2;
 
 /// The part that every peer reads: with the transport's stamp it fills two cache lines.
 struct NoticeHead {
@@ -20,8 +25,10 @@ struct NoticeHead {
   std::uint64_t signature = 0;  ///< hash of all that ranks must agree on
   Place input = kNowhere;
   Place output = kNowhere;                   ///< all-to-all: of its splits; send and receive: the partner's rank
+  std::uint64_t number = 0;                  ///< of an operation without a name: which in its group
   std::uint32_t group = 0;                   ///< 0: the world
-  std::uint16_t kind = 0;                    ///< collective::Kind
+  std::uint8_t kind = 0;                     ///< collective::Kind
+  std::uint8_t flags = 0;                    ///< kAlone, kInStep
   std::uint16_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
   std::byte inline_data[kInlineBytes] = {};  ///< a tiny tensor travels with its notice
 };

@@ -13,11 +13,11 @@ bool is_meet(const Call& call) {
   return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group;
 }
 
-// Nothing of anybody's has to be fetched from elsewhere: it came with the notices, or there is none.
-bool is_carried(const Call& call) {
+// Nobody's input can be overwritten by a result: it came with the notices, is a copy, or there is none.
+bool is_copied(const Call& call) {
   if (call.kind == Kind::all_to_all) return false;
   for (std::size_t i = 0; i < call.count(); ++i) {
-    if (gives(call, i) && !call.parties[i].carried &&
+    if (gives(call, i) && !call.parties[i].copied &&
         call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0)
       return false;
   }
@@ -27,7 +27,7 @@ bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce
 
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
-    {"carried", "tiny: the data came with the notices, every rank computes its result itself", is_carried, make_pull},
+    {"one shot", "small: every rank computes its result itself from copies that are at hand", is_copied, make_pull},
     {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); },
      make_direct_reduce},

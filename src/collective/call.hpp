@@ -1,6 +1,7 @@
 // One operation that all its parties have announced, in the terms that algorithms need.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,10 +44,11 @@ struct Party {
   std::byte* output = nullptr;       ///< writable here; nullptr likewise
   transport::Place input_place = transport::kNowhere;   ///< as announced; to be read from when `input` is nullptr
   transport::Place output_place = transport::kNowhere;  ///< to be written to when `output` is nullptr
-  bool carried = false;                  ///< `input` points into the notice itself and needs no care of its owner
-  std::uint64_t position = 0;            ///< of its notice
-  std::int64_t rows = 0;                 ///< first dimension of its input
-  const std::int64_t* splits = nullptr;  ///< all-to-all: rows for each party, when readable here
+  bool copied = false;  ///< `input` is a copy, which nobody overwrites with a result
+  bool carried = false;  ///< `input` points into the notice itself and needs no care of its owner
+  std::atomic<std::uint32_t>* scratch = nullptr;  ///< sixteen words that came with its notice, shared by all ranks
+  std::int64_t rows = 0;                          ///< first dimension of its input
+  const std::int64_t* splits = nullptr;           ///< all-to-all: rows for each party, when readable here
 };
 
 struct Call {

@@ -7,26 +7,20 @@
 #include <algorithm>
 
 #include "collective/algorithm.hpp"
+#include "collective/chunks.hpp"
 #include "collective/reach.hpp"
 #include "collective/reduce_kernel.hpp"
 
 namespace lockstep::collective {
 namespace {
 
-constexpr std::size_t kLine = 128;
-// Large enough that claiming costs nothing, small enough that a rank which comes late leaves little undone.
-constexpr std::size_t kLeastChunk = 16 * 1024;
-constexpr std::size_t kMostChunk = 512 * 1024;
 constexpr int kChunksAtOnce = 8;  // before other operations get their turn
 
 class DirectReduce final : public Algorithm {
  public:
   explicit DirectReduce(const Call& call) : call_(call), shared_(*call.transport->shared()), reach_(call_) {
-    const Party& first = call_.first_present();
-    scratch_ = shared_.scratch(first.rank, first.position);
-    const std::size_t share = call_.bytes() / call_.present();
-    const std::size_t bytes = std::clamp(share / kLine * kLine, kLeastChunk, kMostChunk);
-    chunk_ = bytes / size_of(call_.dtype);
+    scratch_ = call_.first_present().scratch;
+    chunk_ = chunk_bytes(call_.bytes(), call_.present()) / size_of(call_.dtype);
     chunks_ = static_cast<std::uint32_t>((call_.elements + chunk_ - 1) / chunk_);
     for (std::size_t i = 0; i < call_.count(); ++i) {
       if (call_.parties[i].present && (call_.kind == Kind::all_reduce || call_.is_root(i))) takers_.push_back(i);

@@ -26,7 +26,7 @@ class Pull final : public Algorithm {
     for (std::size_t i = 0; i < call_.count(); ++i) counted |= gives(call_, i) && !call_.parties[i].carried;
     if (counted && shared_ != nullptr) {
       const Party& first = call_.first_present();
-      finished_ = shared_->scratch(first.rank, first.position);
+      finished_ = first.scratch;
     }
     try {
       settle_splits(call_);

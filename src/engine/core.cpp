@@ -41,8 +41,14 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
     : options_(options),
       transport_(std::move(transport)),
       crowded_(options.local_size > usable_cores()),
+      expressive_(!crowded_ && transport_->size() > 1 && transport_->shared() != nullptr),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()) {
+  const auto ranks = static_cast<std::size_t>(transport_->size());
+  ended_before_.resize(ranks);
+  offers_seen_.resize(ranks);
+  express_leaves_.resize(ranks);
+  express_outputs_.resize(ranks);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   thread_ = std::thread([this] { run(); });
   std::unique_lock lock(mutex_);
@@ -119,6 +125,7 @@ void Core::announce(const OperationPtr& operation) {
   record_submission(*operation);
   if (operation->background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
+  take_offers_of(*operation);
   post_queued();
 }
 
@@ -128,8 +135,10 @@ void Core::record_submission(Operation& operation) {
                       request.input.bytes(), request.group->ranks.size());
 }
 
+bool Core::is_forked_copy() const { return fork_generation_ != fork_generation(); }
+
 void Core::refuse_if_unusable() const {
-  if (fork_generation_ != fork_generation()) {
+  if (is_forked_copy()) {
     throw Error(ErrorCode::invalid_argument,
                 "this engine belongs to the parent process. Likely cause: a collective was called in a forked child (a "
                 "DataLoader "
@@ -202,8 +211,10 @@ bool Core::take_notices() {
   bool any = false;
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (peer == transport_->rank()) continue;
+    any |= take_offers(peer);
     while (const NoticeRef notice = transport_->next(peer)) {
       any = true;
+      take_offers(peer);  // those that it made before
       take_notice(peer, notice);
     }
   }
@@ -222,6 +233,11 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   }
   if (!members) return transport_->release(peer, notice.position);  // none of this rank's business
   const std::uint64_t id = notice.head->id;
+  if ((notice.head->flags & (transport::kAlone | transport::kInStep)) == transport::kAlone &&
+      notice.head->group == negotiation::kWorld) {
+    std::uint64_t& ended = ended_before_[static_cast<std::size_t>(peer)];
+    ended = std::max(ended, notice.head->number);
+  }
   // While this rank has joined, operations of those who have not are none of its business. Those of a peer that has
   // are: it knew already that all had joined, and has gone on.
   const bool sitting_out =
@@ -352,6 +368,7 @@ void Core::end_join(Operation& operation, const negotiation::Gathering& gatherin
   ++series.joins;
   series.unnamed = 0;
   series.uses.clear();
+  if (&series == &world_series_) std::fill(ended_before_.begin(), ended_before_.end(), 0);
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -411,7 +428,7 @@ void Core::close(Operation& operation) {
   if (const auto* gathering = matcher_.find(id)) {
     for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
       const int rank = gathering->members->ranks[i];
-      if (gathering->arrivals[i] && rank != transport_->rank())
+      if (gathering->arrivals[i] && gathering->arrivals[i].offer == nullptr && rank != transport_->rank())
         transport_->release(rank, gathering->arrivals[i].position);
     }
     matcher_.forget(id);
@@ -534,7 +551,7 @@ void Core::abort(const std::string& reason) {
 }
 
 void Core::stop() {
-  if (fork_generation_ != fork_generation()) {
+  if (is_forked_copy()) {
     // A forked child's copy: the thread does not exist here, and the peers are the parent's.
     if (thread_.joinable()) thread_.detach();
     return;

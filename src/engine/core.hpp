@@ -26,6 +26,16 @@
 
 namespace lockstep::engine {
 
+/// A simple blocking call of the world, without a name, as the short cut takes it.
+struct ExpressCall {
+  collective::Kind kind = collective::Kind::barrier;  ///< barrier, broadcast or all-reduce
+  const TensorView* input = nullptr;
+  const TensorView* output = nullptr;
+  ReduceOp op = ReduceOp::sum;
+  int root = -1;
+  bool by_contributors = false;
+};
+
 class Core {
  public:
   using Clock = std::chrono::steady_clock;
@@ -45,8 +55,11 @@ class Core {
   /// Several operations in the background, all of them or, when one is refused, none.
   std::vector<OperationPtr> submit_together(std::vector<Request> requests);
 
-  /// Submits, waits and throws the operation's error: a blocking call. Tiny ones take a short cut (express.cpp).
+  /// Submits, waits and throws the operation's error: a blocking call.
   void run_to_end(Request request);
+
+  /// The same by the short cut (express.cpp). False, and nothing has happened, when the call is not for it.
+  bool run_express(const ExpressCall& call);
 
   /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
   bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt);
@@ -77,17 +90,23 @@ class Core {
     std::unordered_map<std::string, std::uint64_t> uses;
   };
 
-  struct Express;
-
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
   OperationPtr prepare(Request request, bool background);
   void announce(const OperationPtr& operation);
   void record_submission(Operation& operation);
-  bool is_express(const Request& request) const;
-  OperationPtr try_express(const Request& request);
-  bool gather_express(Express& express);
-  OperationPtr adopt(const Request& request, const Express& express);
+  bool is_forked_copy() const;
+  bool have_ended_before(std::uint64_t number) const;
+  bool make_offer(const ExpressCall& call, std::uint64_t number);
+  bool await_offers(std::uint64_t number);
+  bool comes_the_ordinary_way(std::uint64_t number);
+  bool carry_out(const ExpressCall& call, std::uint64_t number);
+  bool reduce_in_place(const ExpressCall& call, std::uint64_t number);
+  OperationPtr adopt(const ExpressCall& call, std::uint64_t number);
+  transport::Notice notice_of(const transport::Offer& offer, std::uint64_t number) const;
+  void take_offers_of(Operation& operation);
+  bool take_offers(int peer);
+  bool take_offer(int peer, std::uint64_t number);
   bool progress();
   bool take_notices();
   void take_notice(int peer, const transport::NoticeRef& notice);
@@ -113,6 +132,7 @@ class Core {
   const Options options_;
   const std::unique_ptr<transport::Transport> transport_;
   const bool crowded_;
+  const bool expressive_;  // the short cut is open: not when ranks outnumber cores, where waiting awake hurts the peer
   const unsigned fork_generation_;
 
   trace::Recorder recorder_;  // records under mutex_; its parts synchronise themselves
@@ -127,6 +147,11 @@ class Core {
   std::deque<OperationPtr> queued_;                                 // not yet announced: the log is full
   std::vector<OperationPtr> running_;                               // everybody has announced them
   std::unordered_map<negotiation::GroupId, Series> series_;
+  Series& world_series_ = series_[negotiation::kWorld];
+  std::vector<std::uint64_t> ended_before_;  // by rank: it has ended every operation before the one of this number
+  std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
+  std::vector<const std::byte*> express_leaves_;
+  std::vector<std::byte*> express_outputs_;
   std::unordered_map<std::string, Operation*> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more

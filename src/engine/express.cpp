@@ -1,157 +1,334 @@
-// The short cut for tiny blocking operations, which is what a loss, a flag or a barrier is.
+// The short cut for simple blocking calls, which is what a loss, a flag, a barrier or one large tensor is.
 //
-// Nothing else is under way, so there is nothing to queue and nothing to look up: the notice is written on the stack
-// and posted, the peers' notices are read as they come, and the result is computed from them. What is not the expected
-// answer at once (a peer that is late, other operations, disagreement) is handed over to the ordinary way, as if the
-// operation had been submitted there.
+// Nothing else is under way, so there is nothing to queue and nothing to look up: the rank makes an offer
+// (src/transport/offer.hpp) and looks at those of its peers. When all offer the same, it does its part there and then,
+// on the caller's thread, without allocating anything. Whatever is not the expected answer at once (a peer that is late
+// or comes the ordinary way, disagreement) is handed over to the ordinary way, where an offer counts as a notice.
 #include <cstring>
-#include <vector>
 
+#include "collective/chunks.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "engine/core.hpp"
 #include "engine/patience.hpp"
 #include "engine/request.hpp"
-#include "engine/staging.hpp"
+#include "negotiation/description.hpp"
 
 namespace lockstep::engine {
+namespace {
 
 using collective::Kind;
+using transport::Board;
 using transport::NoticeRef;
+using transport::Offer;
 
-struct Core::Express {
-  transport::Notice notice;
-  std::uint64_t order = 0;
-  std::uint64_t position = 0;
-  std::vector<NoticeRef> arrivals;  // by rank
-  trace::Span trace;
-};
+constexpr int kLooksBetweenNotices = 32;
+
+std::uint64_t stamp_of(std::uint64_t joins, std::uint64_t number) { return joins << 48 | (number + 1); }
+std::uint64_t joins_of(std::uint64_t stamp) { return stamp >> 48; }
+std::uint64_t number_after(std::uint64_t stamp) { return stamp & ((std::uint64_t{1} << 48) - 1); }
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  hash = (hash ^ value) * 0x9E37'79B9'7F4A'7C15ULL;
+  return hash ^ (hash >> 29);
+}
+
+// Stands for the whole description, like the signature of a notice, but costs a few nanoseconds.
+std::uint64_t summary_of(const ExpressCall& call) {
+  std::uint64_t hash = mixed(static_cast<std::uint64_t>(call.kind) + 1, static_cast<std::uint64_t>(call.root + 1));
+  if (call.kind == Kind::barrier) return hash;
+  hash = mixed(hash, static_cast<std::uint64_t>(call.input->dtype));
+  hash = mixed(hash, static_cast<std::uint64_t>(call.op) * 2 + (call.by_contributors ? 1 : 0));
+  for (std::int64_t extent : call.input->shape) hash = mixed(hash, static_cast<std::uint64_t>(extent));
+  return hash;
+}
+
+bool is_plain(const TensorView& tensor) {
+  return tensor.data != nullptr && tensor.strides.empty() && tensor.name.empty() && tensor.device == Device::cpu &&
+         tensor.shape.size() <= transport::NoticeDetail::kMaxDims && tensor.elements() > 0;
+}
+
+// True for what the short cut can do, and certainly makes sense. The ordinary way says what is wrong with the rest.
+bool is_express(const ExpressCall& call, int size) {
+  if (call.kind == Kind::barrier) return true;
+  const TensorView& input = *call.input;
+  const TensorView& output = *call.output;
+  if (!is_plain(input) || !is_plain(output)) return false;
+  if (input.dtype != output.dtype || input.shape != output.shape) return false;
+  const auto* first = static_cast<const std::byte*>(input.data);
+  const auto* second = static_cast<const std::byte*>(output.data);
+  const std::size_t bytes = input.bytes();
+  if (first != second && first < second + bytes && second < first + bytes) return false;
+  if (call.kind == Kind::broadcast) return bytes <= transport::kOfferedBytes && call.root >= 0 && call.root < size;
+  return call.kind == Kind::all_reduce && collective::is_defined(input.dtype, call.op);
+}
+
+Request request_of(const ExpressCall& call, const negotiation::MembersPtr& world) {
+  Request request;
+  request.group = world;
+  request.kind = call.kind;
+  if (call.input != nullptr) request.input = *call.input;
+  if (call.output != nullptr) request.output = *call.output;
+  request.op = call.op;
+  request.root = call.root;
+  request.by_contributors = call.by_contributors;
+  return request;
+}
+
+}  // namespace
 
 void Core::run_to_end(Request request) {
-  if (!request.group) request.group = groups_.world();
-  OperationPtr operation;
-  {
-    std::lock_guard lock(mutex_);
-    refuse_if_unusable();
-    if (is_express(request)) {
-      check_request(request, transport_->rank());
-      operation = try_express(request);
-      if (!operation) return;
-    }
-  }
-  if (!operation) operation = submit(std::move(request), /*background=*/false);
+  const bool simple = (!request.group || request.group->id == negotiation::kWorld) && request.input.name.empty() &&
+                      request.prescale == 1.0 && request.postscale == 1.0;
+  const ExpressCall call{.kind = request.kind,
+                         .input = &request.input,
+                         .output = &request.output,
+                         .op = request.op,
+                         .root = request.root,
+                         .by_contributors = request.by_contributors};
+  const bool eligible =
+      request.kind == Kind::all_reduce || request.kind == Kind::broadcast || request.kind == Kind::barrier;
+  if (simple && eligible && run_express(call)) return;
+  const OperationPtr operation = submit(std::move(request), /*background=*/false);
   wait(*operation);
   check(*operation);
 }
 
-bool Core::is_express(const Request& request) const {
-  if (crowded_) return false;  // the peer may not even run: waiting awake for it only keeps it from running
-  if (request.kind != Kind::all_reduce && request.kind != Kind::broadcast && request.kind != Kind::barrier)
-    return false;
-  if (request.kind != Kind::barrier) {
-    const std::size_t bytes = request.input.bytes();
-    if (bytes == 0 || bytes > transport::kInlineBytes) return false;
+bool Core::run_express(const ExpressCall& call) {
+  if (!expressive_ || !is_express(call, transport_->size())) return false;
+  OperationPtr operation;
+  {
+    std::lock_guard lock(mutex_);
+    const std::uint64_t number = world_series_.unnamed;
+    if (ended_ || !pending_.empty() || !joined_.empty() || is_forked_copy() || !have_ended_before(number)) return false;
+    if (!make_offer(call, number)) return false;
+    ++world_series_.unnamed;
+    trace::Span span;
+    recorder_.submitted(
+        span, name_of(call.kind), {}, identity_by_order(negotiation::kWorld, world_series_.joins, number),
+        call.kind == Kind::barrier ? 0 : call.input->bytes(), static_cast<std::size_t>(transport_->size()));
+    if (await_offers(number) && carry_out(call, number)) {
+      recorder_.done(span);
+      return true;
+    }
+    operation = adopt(call, number);
+    operation->trace = span;
+    begin_if_complete(operation->notice.head.id);
   }
-  return counts_by_order(request) && request.group->id == negotiation::kWorld && transport_->size() > 1 &&
-         pending_.empty() && joined_.empty() && !in_step_;
+  wait(*operation);
+  check(*operation);
+  return true;
 }
 
-// nullptr: done. Otherwise the operation goes on in the ordinary way.
-Core::OperationPtr Core::try_express(const Request& request) {
-  Express express;
-  announce_in(express.notice, request);
-  if (request.kind == Kind::all_reduce || (request.kind == Kind::broadcast && request.root == transport_->rank())) {
-    const std::size_t bytes = request.input.bytes();
-    express.notice.head.inline_bytes = static_cast<std::uint16_t>(bytes);
-    std::memcpy(express.notice.head.inline_data, request.input.data, bytes);
-  }
-  Series& series = series_[negotiation::kWorld];
-  express.order = series.unnamed++;
-  express.notice.head.number = express.order;
-  express.notice.head.id = identity_by_order(negotiation::kWorld, series.joins, express.order);
-  express.arrivals.resize(static_cast<std::size_t>(transport_->size()));
-  const auto position = transport_->post(express.notice);
-  if (!position) {  // the log is full: the ordinary way waits for room
-    --series.unnamed;
-    return submit_locked(request, /*background=*/false);
-  }
-  express.position = *position;
-  recorder_.submitted(express.trace, name_of(request.kind), {}, express.notice.head.id, request.input.bytes(),
-                      express.arrivals.size());
-  if (!gather_express(express)) return adopt(request, express);
-
-  auto* output = static_cast<std::byte*>(request.output.data);
-  if (request.kind == Kind::all_reduce) {
-    std::vector<const std::byte*> leaves;
-    leaves.reserve(express.arrivals.size());
-    for (const NoticeRef& arrival : express.arrivals) {
-      leaves.push_back(arrival ? arrival.head->inline_data : express.notice.head.inline_data);
-    }
-    collective::reduce({.dtype = request.input.dtype,
-                        .op = request.op,
-                        .leaves = leaves,
-                        .outputs = {&output, 1},
-                        .elements = static_cast<std::size_t>(request.input.elements()),
-                        .divisor = leaves.size(),
-                        .prescale = request.prescale,
-                        .postscale = request.postscale});
-  } else if (request.kind == Kind::broadcast && request.root != transport_->rank()) {
-    std::memcpy(output, express.arrivals[static_cast<std::size_t>(request.root)].head->inline_data,
-                request.output.bytes());
-  }
-  recorder_.done(express.trace);
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer != transport_->rank())
-      transport_->release(peer, express.arrivals[static_cast<std::size_t>(peer)].position);
-  }
-  return nullptr;
-}
-
-// True when every peer has announced the same operation. Notices of other operations are taken in on the way.
-bool Core::gather_express(Express& express) {
-  Patience patience(crowded_);
-  std::size_t missing = express.arrivals.size() - 1;
-  while (missing > 0) {
-    bool any = false;
-    for (int peer = 0; peer < transport_->size(); ++peer) {
-      NoticeRef& arrival = express.arrivals[static_cast<std::size_t>(peer)];
-      if (peer == transport_->rank() || arrival) continue;
-      const NoticeRef notice = transport_->next(peer);
-      if (!notice) continue;
-      any = true;
-      if (notice.head->id != express.notice.head.id) {
-        take_notice(peer, notice);
-        continue;
-      }
-      arrival = notice;
-      --missing;
-      if (notice.head->signature != express.notice.head.signature) return false;
-    }
-    if (any) {
-      patience.reset();
-    } else if (!patience.wait_awake()) {
-      return false;
-    }
+// An offer's place is used again after some more calls. A peer that has ended everything before one of the calls since
+// has no use for it any more.
+bool Core::have_ended_before(std::uint64_t number) const {
+  for (std::uint64_t ended : ended_before_) {
+    if (number - ended >= Board::kOffers) return false;
   }
   return true;
 }
 
-Core::OperationPtr Core::adopt(const Request& request, const Express& express) {
-  auto operation = std::make_shared<Operation>(request);
-  operation->notice = express.notice;
-  operation->order = express.order;
-  operation->submitted = Clock::now();
-  operation->trace = express.trace;
-  const std::uint64_t id = express.notice.head.id;
-  pending_.emplace(id, operation);
-  const NoticeRef own{
-      .head = &operation->notice.head, .detail = &operation->notice.detail, .position = express.position};
-  matcher_.arrive(transport_->rank(), request.group, own);
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    const NoticeRef& arrival = express.arrivals[static_cast<std::size_t>(peer)];
-    if (arrival) matcher_.arrive(peer, request.group, arrival);
+// False when the tensor is neither small nor in the heap.
+bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
+  transport::SharedMemory& shared = *transport_->shared();
+  Board& board = shared.board(transport_->rank());
+  Offer& offer = board.at(number);
+  const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
+  if (bytes > transport::kOfferedBytes) {
+    const transport::OfferedPlaces places{.input = shared.place_of(call.input->data, bytes),
+                                          .output = shared.place_of(call.output->data, bytes)};
+    if (places.input == transport::kNowhere || places.output == transport::kNowhere) return false;
+    std::memcpy(offer.data, &places, sizeof places);
+    for (auto& word : offer.scratch) word.store(0, std::memory_order_relaxed);
+  } else if (call.kind == Kind::all_reduce || call.root == transport_->rank()) {
+    std::memcpy(offer.data, call.input->data, bytes);
   }
-  begin_if_complete(id);
+  const std::uint64_t summary = summary_of(call);
+  // The full description is rarely read. What this place held last time is often the same.
+  if (offer.summary != summary) {
+    transport::Notice notice;
+    announce_in(notice, request_of(call, groups_.world()));
+    offer.detail = notice.detail;
+    offer.summary = summary;
+  }
+  const std::uint64_t stamp = stamp_of(world_series_.joins, number);
+  offer.stamp.store(stamp, std::memory_order_release);
+  // Sequentially consistent, so that either a peer sees it before it sleeps or `ring` sees that it sleeps.
+  board.latest.store(stamp, std::memory_order_seq_cst);
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer != transport_->rank()) transport_->ring(peer);
+  }
+  return true;
+}
+
+// True when every peer offers the same. Notices of other operations are taken in on the way.
+bool Core::await_offers(std::uint64_t number) {
+  transport::SharedMemory& shared = *transport_->shared();
+  const std::uint64_t stamp = stamp_of(world_series_.joins, number);
+  const std::uint64_t summary = shared.board(transport_->rank()).at(number).summary;
+  Patience patience(crowded_);
+  int looks = 0;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer == transport_->rank()) continue;
+    const Offer& theirs = shared.board(peer).at(number);
+    while (theirs.stamp.load(std::memory_order_acquire) != stamp) {
+      if (++looks % kLooksBetweenNotices == 0 && comes_the_ordinary_way(number)) return false;
+      if (!patience.wait_awake()) return false;
+    }
+    if (theirs.summary != summary) return false;
+    ended_before_[static_cast<std::size_t>(peer)] = number;
+  }
+  return true;
+}
+
+// Takes in what peers announce meanwhile; true when one of them announces this very operation, or has joined.
+bool Core::comes_the_ordinary_way(std::uint64_t number) {
+  bool comes = false;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer == transport_->rank()) continue;
+    while (const NoticeRef notice = transport_->next(peer)) {
+      comes |= notice.head->group == negotiation::kWorld && notice.head->number == number;
+      take_notice(peer, notice);
+    }
+  }
+  return comes || !joined_.empty();
+}
+
+// False when it could not be ended here.
+bool Core::carry_out(const ExpressCall& call, std::uint64_t number) {
+  if (call.kind == Kind::barrier) return true;
+  transport::SharedMemory& shared = *transport_->shared();
+  auto* output = static_cast<std::byte*>(call.output->data);
+  const std::size_t bytes = call.input->bytes();
+  if (call.kind == Kind::broadcast) {
+    if (call.root != transport_->rank()) std::memcpy(output, shared.board(call.root).at(number).data, bytes);
+    return true;
+  }
+  if (bytes > transport::kOfferedBytes) return reduce_in_place(call, number);
+  for (int rank = 0; rank < transport_->size(); ++rank)
+    express_leaves_[static_cast<std::size_t>(rank)] = shared.board(rank).at(number).data;
+  collective::reduce({.dtype = call.input->dtype,
+                      .op = call.op,
+                      .leaves = express_leaves_,
+                      .outputs = {&output, 1},
+                      .elements = bytes / size_of(call.input->dtype),
+                      .divisor = express_leaves_.size()});
+  return true;
+}
+
+// What src/collective/direct_reduce.cpp does, with the same chunks and counters, so that it can take over.
+bool Core::reduce_in_place(const ExpressCall& call, std::uint64_t number) {
+  transport::SharedMemory& shared = *transport_->shared();
+  const auto ranks = static_cast<std::size_t>(transport_->size());
+  const std::size_t bytes = call.input->bytes();
+  const std::size_t chunk = collective::chunk_bytes(bytes, ranks);
+  const auto chunks = static_cast<std::uint32_t>((bytes + chunk - 1) / chunk);
+  Offer& first = shared.board(0).at(number);
+  std::atomic<std::uint32_t>& next = first.scratch[0];
+  std::atomic<std::uint32_t>& done = first.scratch[1];
+  while (next.load(std::memory_order_relaxed) < chunks) {
+    const transport::Access access(&shared);
+    if (!access) return false;
+    const std::uint32_t claimed = next.fetch_add(1, std::memory_order_relaxed);
+    if (claimed >= chunks) break;
+    const std::size_t offset = claimed * chunk;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      transport::OfferedPlaces places{};
+      std::memcpy(&places, shared.board(static_cast<int>(rank)).at(number).data, sizeof places);
+      express_leaves_[rank] = shared.at(static_cast<int>(rank), places.input) + offset;
+      express_outputs_[rank] = shared.at(static_cast<int>(rank), places.output) + offset;
+    }
+    collective::reduce({.dtype = call.input->dtype,
+                        .op = call.op,
+                        .leaves = express_leaves_,
+                        .outputs = express_outputs_,
+                        .elements = std::min(chunk, bytes - offset) / size_of(call.input->dtype),
+                        .divisor = ranks});
+    if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == chunks) transport_->ring_everybody();
+  }
+  Patience patience(crowded_);
+  while (done.load(std::memory_order_acquire) != chunks) {
+    if (!patience.wait_awake()) return false;
+  }
+  return true;
+}
+
+// --- where the short cut meets the ordinary way
+
+// The rank goes on in the ordinary way, with its offer in place of a notice.
+Core::OperationPtr Core::adopt(const ExpressCall& call, std::uint64_t number) {
+  auto operation = std::make_shared<Operation>(request_of(call, groups_.world()));
+  Offer& mine = transport_->shared()->board(transport_->rank()).at(number);
+  operation->notice = notice_of(mine, number);
+  operation->order = number;
+  operation->submitted = Clock::now();
+  if (in_step_) step_operations_.push_back(operation);
+  pending_.emplace(operation->notice.head.id, operation);
+  const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .offer = &mine};
+  matcher_.arrive(transport_->rank(), groups_.world(), own);
+  take_offers_of(*operation);
   return operation;
+}
+
+transport::Notice Core::notice_of(const Offer& offer, std::uint64_t number) const {
+  transport::Notice notice;
+  notice.detail = offer.detail;
+  notice.head.id = identity_by_order(negotiation::kWorld, world_series_.joins, number);
+  notice.head.signature = negotiation::signature_of(offer.detail);
+  notice.head.number = number;
+  notice.head.kind = static_cast<std::uint8_t>(offer.detail.kind);
+  notice.head.flags = transport::kAlone;
+  const auto kind = static_cast<Kind>(offer.detail.kind);
+  const std::size_t bytes = kind == Kind::barrier ? 0 : negotiation::bytes_of(offer.detail);
+  if (bytes > transport::kOfferedBytes) {
+    transport::OfferedPlaces places{};
+    std::memcpy(&places, offer.data, sizeof places);
+    notice.head.input = places.input;
+    notice.head.output = places.output;
+  } else {
+    notice.head.inline_bytes = static_cast<std::uint16_t>(bytes);
+  }
+  return notice;
+}
+
+// Those that peers have made already for an operation of this rank.
+void Core::take_offers_of(Operation& operation) {
+  if (!expressive_ || !counts_by_order(operation.request) || operation.request.group->id != negotiation::kWorld) return;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer != transport_->rank()) take_offer(peer, operation.order);
+  }
+}
+
+bool Core::take_offers(int peer) {
+  if (!expressive_) return false;
+  std::uint64_t& seen = offers_seen_[static_cast<std::size_t>(peer)];
+  const std::uint64_t latest = transport_->shared()->board(peer).latest.load(std::memory_order_seq_cst);
+  // One from beyond a join whose end this rank has not noticed yet has to wait.
+  if (latest == seen || joins_of(latest) != world_series_.joins) return false;
+  seen = latest;
+  bool any = false;
+  const std::uint64_t end = number_after(latest);
+  for (std::uint64_t number = end > Board::kOffers ? end - Board::kOffers : 0; number < end; ++number) {
+    if (!take_offer(peer, number)) continue;
+    begin_if_complete(identity_by_order(negotiation::kWorld, world_series_.joins, number));
+    any = true;
+  }
+  return any;
+}
+
+// An offer for something that this rank has not submitted yet stays where it is until then.
+bool Core::take_offer(int peer, std::uint64_t number) {
+  Offer& offer = transport_->shared()->board(peer).at(number);
+  if (offer.stamp.load(std::memory_order_acquire) != stamp_of(world_series_.joins, number)) return false;
+  std::uint64_t& ended = ended_before_[static_cast<std::size_t>(peer)];
+  ended = std::max(ended, number);
+  const auto own = pending_.find(identity_by_order(negotiation::kWorld, world_series_.joins, number));
+  if (own == pending_.end()) return false;
+  const negotiation::Gathering* gathering = matcher_.find(own->first);
+  if (gathering != nullptr && gathering->has(peer)) return false;
+  const transport::Notice& copy = own->second->offers.emplace_back(notice_of(offer, number));
+  matcher_.arrive(peer, groups_.world(), {.head = &copy.head, .detail = &copy.detail, .offer = &offer});
+  return true;
 }
 
 }  // namespace lockstep::engine

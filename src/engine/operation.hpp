@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,11 +44,12 @@ class Operation {
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
   Request request;
-  std::uint64_t order = 0;             ///< among the operations without a name
-  bool background = false;             ///< nobody may be waiting: the engine's thread sees to it
-  transport::Notice notice;            ///< what this rank announces
-  std::byte* staged = nullptr;         ///< the tensor's copy in shared memory, when it does not live there
-  std::byte* staged_splits = nullptr;  ///< the splits of an all-to-all there
+  std::uint64_t order = 0;               ///< among the operations without a name
+  bool background = false;               ///< nobody may be waiting: the engine's thread sees to it
+  transport::Notice notice;              ///< what this rank announces
+  std::deque<transport::Notice> offers;  ///< what peers offered, as notices
+  std::byte* staged = nullptr;           ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_splits = nullptr;    ///< the splits of an all-to-all there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;

@@ -77,6 +77,12 @@ void stage(Operation& operation, transport::Transport& transport) {
     head.output = shared->place_of(operation.staged_splits, table);
   }
   if (bytes == 0) return;
+  if (request.kind == Kind::all_reduce && bytes <= transport::kOfferedBytes) {
+    operation.staged = copy_to_heap(request.input.data, bytes, operation, *shared);
+    head.input = shared->place_of(operation.staged, bytes);
+    head.flags |= transport::kCopied;
+    return;
+  }
   head.input = place_of(request.input.data, bytes, *shared);
   const bool written = is_written_by_peers(request, rank);
   const transport::Place output = written ? place_of(request.output.data, bytes, *shared) : kNowhere;
@@ -96,7 +102,8 @@ void stage(Operation& operation, transport::Transport& transport) {
 
 void unstage(Operation& operation, transport::Transport& transport) {
   const Request& request = operation.request;
-  if (operation.staged != nullptr && is_written_by_peers(request, transport.rank())) {
+  const bool copied = (operation.notice.head.flags & transport::kCopied) != 0;
+  if (operation.staged != nullptr && !copied && is_written_by_peers(request, transport.rank())) {
     std::memcpy(request.output.data, operation.staged, request.output.bytes());
   }
 }
@@ -112,14 +119,19 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
                     transport::SharedMemory* shared) {
   const transport::NoticeHead& head = *notice.head;
   const auto kind = static_cast<Kind>(head.kind);
-  party.position = notice.position;
+  if (notice.offer != nullptr) {
+    party.scratch = notice.offer->scratch;
+  } else if (shared != nullptr) {
+    party.scratch = shared->scratch(party.rank, notice.position);
+  }
   party.rows = negotiation::rows_of(*notice.detail);
   if (kind == Kind::all_to_all && notice.head == &own.notice.head) party.splits = own.request.splits.data();
   if (head.inline_bytes > 0) {
-    party.input = head.inline_data;
-    party.carried = true;
+    party.input = notice.offer != nullptr ? notice.offer->data : head.inline_data;
+    party.carried = party.copied = true;
     return;
   }
+  party.copied = (head.flags & transport::kCopied) != 0;
   if (shared == nullptr) return;
   party.input_place = head.input;
   if (head.input != kNowhere) party.input = shared->at(party.rank, head.input);

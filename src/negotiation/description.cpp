@@ -178,4 +178,9 @@ std::size_t row_elements_of(const NoticeDetail& detail) {
   return elements;
 }
 
+std::size_t bytes_of(const NoticeDetail& detail) {
+  return static_cast<std::size_t>(rows_of(detail)) * row_elements_of(detail) *
+         size_of(static_cast<DType>(detail.dtype));
+}
+
 }  // namespace lockstep::negotiation

@@ -36,5 +36,6 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
 /// Rows and elements per row of a described tensor. A scalar is one row of one element.
 std::int64_t rows_of(const transport::NoticeDetail& detail);
 std::size_t row_elements_of(const transport::NoticeDetail& detail);
+std::size_t bytes_of(const transport::NoticeDetail& detail);
 
 }  // namespace lockstep::negotiation

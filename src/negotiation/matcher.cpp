@@ -48,7 +48,8 @@ std::vector<std::pair<int, std::uint64_t>> Matcher::drop_without(int rank, Group
     const Gathering& gathering = entry.second;
     if (gathering.members->id != group || gathering.has(rank)) return false;
     for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
-      if (gathering.arrivals[i]) freed.emplace_back(gathering.members->ranks[i], gathering.arrivals[i].position);
+      if (gathering.arrivals[i] && gathering.arrivals[i].offer == nullptr)
+        freed.emplace_back(gathering.members->ranks[i], gathering.arrivals[i].position);
     }
     return true;
   });

@@ -16,6 +16,8 @@ inline constexpr std::size_t kInlineBytes = 72;
 
 /// The rank had nothing else under way when it submitted this: it has ended everything that it submitted before.
 inline constexpr std::uint8_t kAlone = 1;
+/// `input` is a copy that stays as it is: every rank computes its result itself, and nobody writes to this one.
+inline constexpr std::uint8_t kCopied = 4;
 /// Submitted between begin_step and end_step, under a name: `number` is the step's.
 inline constexpr std::uint8_t kInStep = 2;
 
@@ -28,7 +30,7 @@ struct NoticeHead {
   std::uint64_t number = 0;                  ///< of an operation without a name: which in its group
   std::uint32_t group = 0;                   ///< 0: the world
   std::uint8_t kind = 0;                     ///< collective::Kind
-  std::uint8_t flags = 0;                    ///< kAlone, kInStep
+  std::uint8_t flags = 0;                    ///< kAlone, kInStep, kCopied
   std::uint16_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
   std::byte inline_data[kInlineBytes] = {};  ///< a tiny tensor travels with its notice
 };
@@ -58,11 +60,14 @@ struct Notice {
   NoticeDetail detail;
 };
 
+struct Offer;
+
 /// A peer's notice, readable until it is released.
 struct NoticeRef {
   const NoticeHead* head = nullptr;
   const NoticeDetail* detail = nullptr;
   std::uint64_t position = 0;
+  Offer* offer = nullptr;  ///< it came as an offer: nothing to release, and head and detail are this rank's copy
 
   explicit operator bool() const { return head != nullptr; }
 };

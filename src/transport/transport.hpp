@@ -18,6 +18,7 @@
 
 #include "lockstep/error.hpp"
 #include "transport/notice.hpp"
+#include "transport/offer.hpp"
 
 namespace lockstep::transport {
 
@@ -59,6 +60,9 @@ class SharedMemory {
 
   /// Sixteen words that belong to `owner`'s notice at `position`, zero when it was posted. All ranks may use them.
   virtual std::atomic<std::uint32_t>* scratch(int owner, std::uint64_t position) = 0;
+
+  /// Where `owner` makes its offers.
+  virtual Board& board(int owner) = 0;
 
   /// Brackets any access to a peer's memory. False: the world has ended, hands off.
   virtual bool begin_access() = 0;

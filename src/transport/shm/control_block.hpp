@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "transport/notice.hpp"
+#include "transport/offer.hpp"
 
 namespace lockstep::transport::shm {
 
@@ -53,9 +54,7 @@ class ControlBlock {
  public:
   ControlBlock(std::byte* base, int ranks) : base_(base), ranks_(ranks), depth_(log_depth(ranks)) {}
 
-  static std::size_t bytes(int ranks) {
-    return ControlBlock(nullptr, ranks).details_offset() + log_depth(ranks) * sizeof(NoticeDetail);
-  }
+  static std::size_t bytes(int ranks) { return ControlBlock(nullptr, ranks).board_offset() + sizeof(Board); }
 
   ControlHead& head() const { return *at<ControlHead>(0); }
   /// How many of `peer`'s notices the owner has released.
@@ -66,6 +65,7 @@ class ControlBlock {
   Slot& slot(std::uint64_t position) const { return at<Slot>(slots_offset())[position % depth_]; }
   Scratch& scratch(std::uint64_t position) const { return at<Scratch>(scratch_offset())[position % depth_]; }
   NoticeDetail& detail(std::uint64_t position) const { return at<NoticeDetail>(details_offset())[position % depth_]; }
+  Board& board() const { return *at<Board>(board_offset()); }
   std::uint64_t depth() const { return depth_; }
 
  private:
@@ -79,6 +79,9 @@ class ControlBlock {
   }
   std::size_t scratch_offset() const { return slots_offset() + depth_ * sizeof(Slot); }
   std::size_t details_offset() const { return scratch_offset() + depth_ * sizeof(Scratch); }
+  std::size_t board_offset() const {
+    return (details_offset() + depth_ * sizeof(NoticeDetail) + kLine - 1) / kLine * kLine;
+  }
 
   std::byte* base_;
   int ranks_;

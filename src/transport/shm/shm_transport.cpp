@@ -207,6 +207,8 @@ class ShmTransport final : public Transport, private SharedMemory {
     return block(owner).scratch(position).words;
   }
 
+  Board& board(int owner) override { return block(owner).board(); }
+
   bool begin_access() override {
     mine_.head().accessing.store(1, std::memory_order_seq_cst);
     if (block(0).head().verdict.state.load(std::memory_order_seq_cst) == 0) return true;

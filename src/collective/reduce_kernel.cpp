@@ -39,26 +39,37 @@ struct PlainLanes {
   }
 };
 
-struct Bf16Lanes {
+// A word holds two numbers of type bf16. Either becomes an f32 by one operation that leaves the other out, so they are
+// never shuffled.
+struct Bf16Low {
   using D = hn::ScalableTag<float>;
-  using Element = std::uint16_t;
-  static HWY_INLINE HWY_ATTR auto load(const std::uint16_t* from) {
-    const hn::Rebind<std::uint16_t, D> narrow;
-    const hn::RebindToUnsigned<D> wide;
-    return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, from))));
-  }
-  template <class V>
-  static HWY_INLINE HWY_ATTR void store(V value, std::uint16_t* to) {
-    const hn::RebindToUnsigned<D> wide;
-    const hn::Rebind<std::uint16_t, D> narrow;
-    const auto bits = hn::BitCast(wide, value);
-    const auto high = hn::ShiftRight<16>(bits);
-    const auto odd = hn::And(high, hn::Set(wide, 1));
-    const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(wide, 0x7FFF)), odd));
-    const auto nan = hn::RebindMask(wide, hn::IsNaN(value));
-    hn::StoreU(hn::TruncateTo(narrow, hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40)), rounded)), narrow, to);
+  using Element = std::uint32_t;
+  static HWY_INLINE HWY_ATTR auto load(const std::uint32_t* from) {
+    return hn::BitCast(D(), hn::ShiftLeft<16>(hn::LoadU(hn::RebindToUnsigned<D>(), from)));
   }
 };
+struct Bf16High {
+  using D = hn::ScalableTag<float>;
+  using Element = std::uint32_t;
+  static HWY_INLINE HWY_ATTR auto load(const std::uint32_t* from) {
+    const hn::RebindToUnsigned<D> words;
+    return hn::BitCast(D(), hn::And(hn::LoadU(words, from), hn::Set(words, 0xFFFF0000U)));
+  }
+};
+
+// To the nearest bf16, ties to even, in the upper half of each word. Not for NaN.
+template <class V>
+HWY_INLINE HWY_ATTR auto rounded_to_bf16(V value) {
+  const hn::RebindToUnsigned<hn::DFromV<V>> words;
+  const auto bits = hn::BitCast(words, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
+  return hn::Add(hn::Add(bits, hn::Set(words, 0x7FFF)), odd);
+}
+template <class V>
+HWY_INLINE HWY_ATTR auto quiet_nan(V value) {
+  const hn::RebindToUnsigned<hn::DFromV<V>> words;
+  return hn::Or(hn::BitCast(words, value), hn::Set(words, 0x400000));
+}
 
 struct F16Lanes {
   using D = hn::ScalableTag<float>;
@@ -118,34 +129,92 @@ HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
   return end;
 }
 
+template <std::size_t Count, bool kDivide>
+HWY_ATTR std::size_t sum_bf16_unrolled(const Reduction& reduction) {
+  const Bf16Low::D d;
+  const hn::RebindToUnsigned<Bf16Low::D> words;
+  std::array<const std::uint32_t*, Count> leaves;
+  for (std::size_t i = 0; i < Count; ++i) leaves[i] = reinterpret_cast<const std::uint32_t*>(reduction.leaves[i]);
+  const std::size_t step = hn::Lanes(d);
+  const std::size_t end = reduction.elements / (2 * step) * step;
+  const auto divisor = hn::Set(d, static_cast<float>(reduction.divisor));
+  const auto upper = hn::Set(words, 0xFFFF0000U);
+  auto value = [&](std::size_t i) HWY_ATTR {
+    auto low = tree_sum<Bf16Low, 0, Count>(leaves.data(), i);
+    auto high = tree_sum<Bf16High, 0, Count>(leaves.data(), i);
+    if constexpr (kDivide) {
+      low = hn::Div(low, divisor);
+      high = hn::Div(high, divisor);
+    }
+    auto low_bits = rounded_to_bf16(low);
+    auto high_bits = rounded_to_bf16(high);
+    // A NaN is rare, so one branch for all is cheaper than a choice for each.
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Or(hn::IsNaN(low), hn::IsNaN(high))))) {
+      low_bits = hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(low)), quiet_nan(low), low_bits);
+      high_bits = hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(high)), quiet_nan(high), high_bits);
+    }
+    return hn::Or(hn::ShiftRight<16>(low_bits), hn::And(high_bits, upper));
+  };
+  if (reduction.outputs.size() == Count) {
+    std::array<std::uint32_t*, Count> outputs;
+    for (std::size_t o = 0; o < Count; ++o) outputs[o] = reinterpret_cast<std::uint32_t*>(reduction.outputs[o]);
+    for (std::size_t i = 0; i < end; i += step) {
+      const auto result = value(i);
+      for (std::size_t o = 0; o < Count; ++o) hn::StoreU(result, words, outputs[o] + i);
+    }
+  } else {
+    for (std::size_t i = 0; i < end; i += step) {
+      const auto result = value(i);
+      for (std::byte* output : reduction.outputs) {
+        hn::StoreU(result, words, reinterpret_cast<std::uint32_t*>(output) + i);
+      }
+    }
+  }
+  return 2 * end;
+}
+
+template <class Lanes>
+struct Unrolled {
+  template <std::size_t Count, bool kDivide>
+  static HWY_ATTR std::size_t sum(const Reduction& reduction) {
+    return sum_unrolled<Lanes, Count, kDivide>(reduction);
+  }
+};
+struct UnrolledBf16 {
+  template <std::size_t Count, bool kDivide>
+  static HWY_ATTR std::size_t sum(const Reduction& reduction) {
+    return sum_bf16_unrolled<Count, kDivide>(reduction);
+  }
+};
+
 // Returns how many elements are done; the general path does the rest.
-template <class Lanes, bool kDivide>
+template <class Kernel, bool kDivide>
 HWY_ATTR std::size_t sum_fast(const Reduction& reduction) {
   switch (reduction.leaves.size()) {
     case 1:
-      return sum_unrolled<Lanes, 1, kDivide>(reduction);
+      return Kernel::template sum<1, kDivide>(reduction);
     case 2:
-      return sum_unrolled<Lanes, 2, kDivide>(reduction);
+      return Kernel::template sum<2, kDivide>(reduction);
     case 3:
-      return sum_unrolled<Lanes, 3, kDivide>(reduction);
+      return Kernel::template sum<3, kDivide>(reduction);
     case 4:
-      return sum_unrolled<Lanes, 4, kDivide>(reduction);
+      return Kernel::template sum<4, kDivide>(reduction);
     case 5:
-      return sum_unrolled<Lanes, 5, kDivide>(reduction);
+      return Kernel::template sum<5, kDivide>(reduction);
     case 6:
-      return sum_unrolled<Lanes, 6, kDivide>(reduction);
+      return Kernel::template sum<6, kDivide>(reduction);
     case 7:
-      return sum_unrolled<Lanes, 7, kDivide>(reduction);
+      return Kernel::template sum<7, kDivide>(reduction);
     case 8:
-      return sum_unrolled<Lanes, 8, kDivide>(reduction);
+      return Kernel::template sum<8, kDivide>(reduction);
     default:
       return 0;
   }
 }
 
-template <class Lanes>
+template <class Kernel>
 HWY_ATTR std::size_t sum_float(const Reduction& reduction) {
-  return reduction.op == ReduceOp::average ? sum_fast<Lanes, true>(reduction) : sum_fast<Lanes, false>(reduction);
+  return reduction.op == ReduceOp::average ? sum_fast<Kernel, true>(reduction) : sum_fast<Kernel, false>(reduction);
 }
 
 HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
@@ -155,19 +224,19 @@ HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
   switch (reduction.dtype) {
     case DType::f32:
-      return sum_float<PlainLanes<float>>(reduction);
+      return sum_float<Unrolled<PlainLanes<float>>>(reduction);
     case DType::f64:
-      return sum_float<PlainLanes<double>>(reduction);
+      return sum_float<Unrolled<PlainLanes<double>>>(reduction);
     case DType::bf16:
-      return sum_float<Bf16Lanes>(reduction);
+      return sum_float<UnrolledBf16>(reduction);
 #if HWY_TARGET <= HWY_AVX2  // below, the conversion is not a single rounding instruction
     case DType::f16:
-      return sum_float<F16Lanes>(reduction);
+      return sum_float<Unrolled<F16Lanes>>(reduction);
 #endif
     case DType::i32:
-      return sum ? sum_fast<PlainLanes<std::int32_t>, false>(reduction) : 0;
+      return sum ? sum_fast<Unrolled<PlainLanes<std::int32_t>>, false>(reduction) : 0;
     case DType::i64:
-      return sum ? sum_fast<PlainLanes<std::int64_t>, false>(reduction) : 0;
+      return sum ? sum_fast<Unrolled<PlainLanes<std::int64_t>>, false>(reduction) : 0;
     default:
       return 0;
   }

@@ -34,7 +34,8 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 
 // Stands for the whole description, like the signature of a notice, but costs a few nanoseconds.
 std::uint64_t summary_of(const ExpressCall& call) {
-  std::uint64_t hash = mixed(static_cast<std::uint64_t>(call.kind) + 1, static_cast<std::uint64_t>(call.root + 1));
+  std::uint64_t hash = mixed(0x2545'F491'4F6C'DD1DULL, static_cast<std::uint64_t>(call.kind));
+  hash = mixed(hash, static_cast<std::uint64_t>(call.root + 1));
   if (call.kind == Kind::barrier) return hash;
   hash = mixed(hash, static_cast<std::uint64_t>(call.input->dtype));
   hash = mixed(hash, static_cast<std::uint64_t>(call.op) * 2 + (call.by_contributors ? 1 : 0));
@@ -122,8 +123,9 @@ bool Core::run_express(const ExpressCall& call) {
 // An offer's place is used again after some more calls. A peer that has ended everything before one of the calls since
 // has no use for it any more.
 bool Core::have_ended_before(std::uint64_t number) const {
-  for (std::uint64_t ended : ended_before_) {
-    if (number - ended >= Board::kOffers) return false;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer != transport_->rank() && ended_before_[static_cast<std::size_t>(peer)] + Board::kOffers <= number)
+      return false;
   }
   return true;
 }
@@ -139,9 +141,12 @@ bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
                                           .output = shared.place_of(call.output->data, bytes)};
     if (places.input == transport::kNowhere || places.output == transport::kNowhere) return false;
     std::memcpy(offer.data, &places, sizeof places);
-    for (auto& word : offer.scratch) word.store(0, std::memory_order_relaxed);
   } else if (call.kind == Kind::all_reduce || call.root == transport_->rank()) {
     std::memcpy(offer.data, call.input->data, bytes);
+  }
+  // Most calls do not use it, and then the line stays where it is.
+  for (auto& word : offer.scratch) {
+    if (word.load(std::memory_order_relaxed) != 0) word.store(0, std::memory_order_relaxed);
   }
   const std::uint64_t summary = summary_of(call);
   // The full description is rarely read. What this place held last time is often the same.

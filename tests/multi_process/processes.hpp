@@ -45,7 +45,8 @@ class Processes {
       base.rank = base.local_rank = rank;
       const pid_t pid = ::fork();
       if (pid == 0) {
-        ::setpgid(0, 0);  // so that what it starts can be ended with it
+        ::setpgid(0, 0);                     // so that what it starts can be ended with it
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a Ctrl-C no longer reaches it
         ::close(ends[0]);
         ready_end_ = ready_[1];
         words_end_ = ends[1];

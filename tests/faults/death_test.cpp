@@ -20,6 +20,11 @@ struct DeathCase {
   std::string burden = {};  // what the victim has beside its engine
 };
 
+std::string name_of(const DeathCase& fault) {
+  return "Rank" + std::to_string(fault.victim) + fault.activity.name + fault.burden;
+}
+void PrintTo(const DeathCase& fault, std::ostream* out) { *out << name_of(fault); }
+
 // 8 GB that the kernel must free before it closes the victim's files.
 void fill_memory() {
   constexpr std::size_t kBytes = std::size_t{8} << 30;
@@ -69,9 +74,8 @@ TEST_P(Death, OfAKilledRankIsNamedByAllOthersWithinHalfASecond) {
   watch.expect_nothing_left();
 }
 
-INSTANTIATE_TEST_SUITE_P(Kill, Death, testing::ValuesIn(death_cases()), [](const auto& test) {
-  return "Rank" + std::to_string(test.param.victim) + test.param.activity.name + test.param.burden;
-});
+INSTANTIATE_TEST_SUITE_P(Kill, Death, testing::ValuesIn(death_cases()),
+                         [](const auto& test) { return name_of(test.param); });
 
 // A program may end without stopping its engine. What it has completed by then is complete for the others too.
 TEST(Death, AfterTheLastOperationIsNobodysFailure) {

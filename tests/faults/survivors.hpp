@@ -30,6 +30,7 @@ struct Activity {
   std::size_t elements;
   std::chrono::milliseconds pause;
 };
+inline void PrintTo(const Activity& activity, std::ostream* out) { *out << activity.name; }  // GoogleTest's name for it
 inline const Activity kInALargeOperation{"InALargeOperation", 64 << 20, std::chrono::milliseconds(0)};  // of 256 MB
 inline const Activity kBetweenOperations{"BetweenOperations", 1000, std::chrono::milliseconds(20)};
 

@@ -1,7 +1,7 @@
 #include "job.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>

@@ -1,6 +1,6 @@
 // The program `lockstep`: finds the command and runs it.
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 #include "rank.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

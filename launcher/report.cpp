@@ -1,6 +1,6 @@
 #include "report.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <string.h>
 
 #include <algorithm>

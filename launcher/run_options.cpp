@@ -1,6 +1,6 @@
 #include "run_options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>

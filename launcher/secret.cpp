@@ -1,7 +1,7 @@
 #include "secret.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>

@@ -1,6 +1,6 @@
 #include "stderr_tail.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -30,13 +31,21 @@ SUITES = {
         "the unit tests under the thread sanitizer, 20 times",
         "tools/build tsan && tools/unit_tests tsan --repeat until-fail:20",
     ),
+    "matrix": (
+        "every operation, element type and way of calling at 1 to 8 ranks on both transports",
+        "LOCKSTEP_TEST_FULL=1 build/release/tests/lockstep_tests --gtest_filter='*Matrix*'",
+    ),
+    "deaths": (
+        "kill and stop any rank, in a large operation and between two, with forked children, with 8 GB; 20 times",
+        "LOCKSTEP_TEST_FULL=1 tools/unit_tests release -L fault --repeat until-fail:20",
+    ),
     "faults": (
-        "the tests that kill, stop or cut off ranks, 20 times",
-        "for i in $(seq 20); do echo round $i; tools/python_tests -m fault || exit; done",
+        "the Python tests that kill, stop or cut off ranks, 20 times",
+        "for i in $(seq 20); do echo round $i; tools/python_tests -m 'fault and not soak' || exit; done",
     ),
     "long": (
-        "the Python tests marked as long",
-        "tools/python_tests -m soak",
+        "the Python tests marked as long: crowded, limited, stopped, suspended, debugged and idle jobs",
+        "tools/python_tests -m soak -rP",
     ),
 }
 
@@ -53,7 +62,10 @@ def current_commit():
 
 
 def run(name, command):
-    """Returns the result in words, and the seconds it took. The output goes to the terminal and to a log."""
+    """Returns the result in words, and the seconds it took. The output goes to the terminal and to a log.
+
+    Lines of the output that begin with "figure: " become part of the result.
+    """
     log = ROOT / f"build/logs/soak-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -69,7 +81,8 @@ def run(name, command):
         if process.poll() is None:  # too slow, or Ctrl-C
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return result, time.monotonic() - began
+    figures = re.findall(r"^figure: (.*)$", log.read_text(errors="replace"), re.MULTILINE)
+    return "; ".join([result, *figures]), time.monotonic() - began
 
 
 def main(names):
@@ -94,7 +107,7 @@ def main(names):
             label = commit if clean else f"{commit} + changes"
             table.write(f"| {date} | {label} | {name}: {what} | {result} | {seconds / 60:.1f} |\n")
         print(f"soak: {name}: {result}")
-        if clean and result == "passed":
+        if clean and result.startswith("passed"):
             state.setdefault(commit, []).append(name)
             STATE.parent.mkdir(exist_ok=True)
             STATE.write_text(json.dumps(state))

@@ -1,6 +1,6 @@
 #include "base/log.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Reads the environment that `lockstep run` sets. The variables are listed in docs/settings.md.
 #include "lockstep/options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <charconv>

@@ -1,6 +1,6 @@
 #include "collective/routes.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "engine/connect.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "engine/core.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <pthread.h>
 
 #include <algorithm>

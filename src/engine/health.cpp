@@ -1,6 +1,5 @@
 // What happens while something waits and nothing comes: a peer has died, was stopped, has left, or is merely late.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <string>
 #include <vector>

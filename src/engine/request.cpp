@@ -1,7 +1,6 @@
 #include "engine/request.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,6 @@
 #include "engine/staging.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <cstring>
 

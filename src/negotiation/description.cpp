@@ -1,7 +1,6 @@
 #include "negotiation/description.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>

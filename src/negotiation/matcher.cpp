@@ -1,6 +1,6 @@
 #include "negotiation/matcher.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "lockstep/error.hpp"
 

@@ -1,7 +1,6 @@
 #include "rendezvous/local_meeting.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,7 +1,6 @@
 #include "trace/recorder.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <string>
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +37,7 @@ class Processes {
     base.size = base.local_size = size;
     if (!base.epoch) base.epoch = 0;
     std::fflush(nullptr);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a rank has started comes to us when the rank is gone
     if (::pipe(ready_) != 0) throw std::runtime_error("pipe");
     for (int rank = 0; rank < size; ++rank) {
       int ends[2];
@@ -43,24 +45,22 @@ class Processes {
       base.rank = base.local_rank = rank;
       const pid_t pid = ::fork();
       if (pid == 0) {
+        ::setpgid(0, 0);                     // so that what it starts can be ended with it
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a Ctrl-C no longer reaches it
         ::close(ends[0]);
         ready_end_ = ready_[1];
         words_end_ = ends[1];
         run_child(ends[1], body, base);
       }
+      ::setpgid(pid, pid);
       ::close(ends[1]);
       children_.push_back({pid, ends[0]});
     }
   }
 
   ~Processes() {
-    for (auto& child : children_) {
-      if (child.pid > 0) {
-        ::kill(child.pid, SIGKILL);
-        ::waitpid(child.pid, nullptr, 0);
-      }
-      ::close(child.pipe);
-    }
+    end_all();
+    for (auto& child : children_) ::close(child.pipe);
     ::close(ready_[0]);
     ::close(ready_[1]);
   }
@@ -82,7 +82,15 @@ class Processes {
     }
   }
 
-  pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
+  /// Ends whatever still runs of the ranks and of what they have started.
+  void end_all() {
+    for (auto& child : children_) {
+      ::kill(-child.group, SIGKILL);
+      while (::waitpid(-child.group, nullptr, 0) > 0) continue;
+    }
+  }
+
+  pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].group; }
 
   /// Blocks until the child has ended and gives its words.
   Outcome wait(int rank) {
@@ -91,14 +99,13 @@ class Processes {
     char buffer[4096];
     for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof buffer)) > 0;)
       outcome.said.append(buffer, static_cast<std::size_t>(got));
-    ::waitpid(child.pid, &outcome.status, 0);
-    child.pid = 0;
+    ::waitpid(child.group, &outcome.status, 0);
     return outcome;
   }
 
  private:
   struct Child {
-    pid_t pid;
+    pid_t group;  // its own, with the number of its process
     int pipe;
   };
 

@@ -1,6 +1,6 @@
 #include "transport/memory/memory_transport.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <condition_variable>
 #include <cstring>

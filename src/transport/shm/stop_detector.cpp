@@ -1,7 +1,7 @@
 #include "transport/shm/stop_detector.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cstring>

@@ -64,7 +64,16 @@ typedef struct ls_reduce_options {
   double prescale;
   double postscale;
   const struct ls_group* group; /* null: the world */
+  /* Reductions over `leaves` leaves, of which this rank owns leaf_count from first_leaf on. The input then holds one
+   * partial sum per block (ls_leaf_blocks) in its first dimension. 0: every rank is a leaf. */
+  int64_t leaves, first_leaf, leaf_count;
+  int32_t result_dtype; /* LS_F16 or LS_BF16 for an input of float32; 0: that of the input */
 } ls_reduce_options;
+
+/* A subtree of the reduction's tree: leaves [first, first + count). */
+typedef struct ls_leaf_block {
+  int64_t first, count;
+} ls_leaf_block;
 
 /* What an operation gave. The memory belongs to the work handle and lives as long as it. */
 typedef struct ls_result {
@@ -120,6 +129,14 @@ LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root
 LS_API int ls_send(ls_engine* engine, const ls_tensor* tensor, int32_t receiver, int32_t tag, ls_work** work);
 LS_API int ls_receive(ls_engine* engine, const ls_tensor* tensor, int32_t sender, int32_t tag, ls_work** work);
 LS_API int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_work** work);
+
+/* The blocks that leaf_count leaves from first_leaf on, out of `leaves`, consist of: each is one partial sum. At most
+ * `capacity` are written to blocks, which may be null; *count is how many there are. */
+LS_API int ls_leaf_blocks(int64_t leaves, int64_t first_leaf, int64_t leaf_count, ls_leaf_block* blocks,
+                          size_t capacity, size_t* count);
+/* Adds up a rank's leaves (an array of leaf_count tensors) into its partial sums. float16 and bfloat16 give float32. */
+LS_API int ls_sum_leaves(int64_t leaves, int64_t first_leaf, int64_t leaf_count, const ls_tensor* tensors,
+                         const ls_tensor* partials, int32_t op, double prescale);
 
 /* Several all-reduces as one unit of work. Arrays of `count`; outputs may equal inputs. */
 LS_API int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count,

@@ -4,6 +4,7 @@
 #include "lockstep/engine.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/group.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/options.hpp"
 #include "lockstep/types.hpp"
 #include "lockstep/version.hpp"

@@ -137,7 +137,11 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
                                  .average_over_contributors = 0,
                                  .prescale = 1.0,
                                  .postscale = 1.0,
-                                 .group = nullptr};
+                                 .group = nullptr,
+                                 .leaves = 0,
+                                 .first_leaf = 0,
+                                 .leaf_count = 0,
+                                 .result_dtype = 0};
   const ls_reduce_options taken = given != nullptr ? take(given, preset, "reduce options") : preset;
   lockstep::ReduceOptions options;
   options.op = static_cast<lockstep::ReduceOp>(taken.op);
@@ -146,6 +150,11 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   options.prescale = taken.prescale;
   options.postscale = taken.postscale;
   options.group = group_of(taken.group);
+  options.leaves = {taken.first_leaf, taken.leaf_count, taken.leaves};
+  if (taken.result_dtype != 0) {
+    options.result_type = static_cast<lockstep::DType>(taken.result_dtype);
+    lockstep::size_of(*options.result_type);  // refuses an unknown number
+  }
   return options;
 }
 
@@ -205,6 +214,28 @@ int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* ou
     const auto to = output == input ? from : view_of(output);
     if (work == nullptr) return target.all_reduce(from, to, reduce);
     hand_over(work, target.all_reduce_async(from, to, reduce));
+  });
+}
+
+int ls_leaf_blocks(int64_t leaves, int64_t first_leaf, int64_t leaf_count, ls_leaf_block* blocks, size_t capacity,
+                   size_t* count) {
+  return guarded([&] {
+    const auto found = lockstep::leaf_blocks({first_leaf, leaf_count, leaves});
+    required(count, "count") = found.size();
+    if (blocks == nullptr) return;
+    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) blocks[i] = {found[i].first, found[i].count};
+  });
+}
+
+int ls_sum_leaves(int64_t leaves, int64_t first_leaf, int64_t leaf_count, const ls_tensor* tensors,
+                  const ls_tensor* partials, int32_t op, double prescale) {
+  return guarded([&] {
+    if (leaf_count > 0) required(tensors, "tensors");
+    std::vector<lockstep::TensorView> views;
+    for (int64_t i = 0; i < leaf_count; ++i) views.push_back(view_of(tensors + i));
+    lockstep::name_of(static_cast<lockstep::ReduceOp>(op));  // refuses an unknown number
+    lockstep::sum_leaves({first_leaf, leaf_count, leaves}, views, view_of(partials),
+                         static_cast<lockstep::ReduceOp>(op), prescale);
   });
 }
 

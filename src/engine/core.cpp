@@ -9,7 +9,7 @@
 #include "base/cpu.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
-#include "collective/reduce_kernel.hpp"
+#include "collective/leaf_table.hpp"
 #include "engine/patience.hpp"
 #include "engine/request.hpp"
 #include "engine/staging.hpp"
@@ -261,6 +261,8 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   call.kind = request.kind == Kind::receive ? Kind::send : request.kind;
   call.id = operation.notice.head.id;
   call.dtype = request.input.dtype;
+  call.result_dtype = request.result_dtype();
+  call.total_leaves = request.leaves.total;
   call.op = request.op;
   call.root = request.root >= 0 ? static_cast<int>(*members.index_of(request.root)) : -1;
   call.prescale = request.prescale;
@@ -284,7 +286,8 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   const transport::NoticeDetail& shape = *gathering.arrivals[shaped_by].detail;
   call.row_elements = negotiation::row_elements_of(shape);
   call.elements = static_cast<std::size_t>(negotiation::rows_of(shape)) * call.row_elements;
-  call.divisor = request.by_contributors ? call.present() : call.count();
+  collective::check_leaf_ranges(call);
+  call.divisor = collective::divisor_of(call, request.by_contributors);
   call.received = &operation.received;
   call.make_output = [&operation, shape](std::int64_t rows) { return make_output(operation, shape, rows); };
   return call;
@@ -351,7 +354,7 @@ bool Core::progress() {
 // --- ending
 
 void Core::finish(const OperationPtr& operation) {
-  unstage(*operation, *transport_);
+  unstage(*operation);
   if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   recorder_.done(operation->trace);
   close(*operation);

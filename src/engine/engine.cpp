@@ -3,6 +3,7 @@
 
 #include "engine/connect.hpp"
 #include "engine/core.hpp"
+#include "engine/request.hpp"
 #include "negotiation/groups.hpp"
 
 namespace lockstep {
@@ -37,6 +38,8 @@ Request reduction(Kind kind, const TensorView& input, const TensorView& output, 
   request.prescale = options.prescale;
   request.postscale = options.postscale;
   request.by_contributors = options.average_over_contributors;
+  request.rounded_to = options.result_type;
+  if (options.leaves.total != 0) take_partials(request, options.leaves);
   return request;
 }
 

@@ -51,8 +51,8 @@ bool Core::is_express(const Request& request) const {
     const std::size_t bytes = request.input.bytes();
     if (bytes == 0 || bytes > transport::kInlineBytes) return false;
   }
-  return counts_by_order(request) && request.group->id == negotiation::kWorld && transport_->size() > 1 &&
-         pending_.empty() && joined_.empty() && !in_step_;
+  return counts_by_order(request) && is_plain(request) && request.group->id == negotiation::kWorld &&
+         transport_->size() > 1 && pending_.empty() && joined_.empty() && !in_step_;
 }
 
 // nullptr: done. Otherwise the operation goes on in the ordinary way.

@@ -11,6 +11,7 @@
 
 #include "collective/algorithm.hpp"
 #include "lockstep/error.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/types.hpp"
 #include "negotiation/groups.hpp"
 #include "trace/recorder.hpp"
@@ -21,7 +22,7 @@ namespace lockstep::engine {
 /// What a caller asks for.
 struct Request {
   collective::Kind kind = collective::Kind::barrier;
-  TensorView input;   ///< its name is the operation's
+  TensorView input;   ///< its name is the operation's; of partial sums, the first
   TensorView output;  ///< without memory: the engine makes it (not for reductions of a whole tensor, nor broadcasts)
   ReduceOp op = ReduceOp::sum;
   int root = -1;      ///< a rank of the world; of a pair, the sender
@@ -33,6 +34,13 @@ struct Request {
   bool by_contributors = false;
   std::vector<std::int64_t> splits = {};  ///< all-to-all: rows for each member of the group
   negotiation::MembersPtr group = {};     ///< nullptr: the world
+  LeafRange leaves = {};                  ///< reductions over given leaves (total != 0): those that this rank owns
+  std::size_t partials = 1;               ///< partial sums that follow each other at `input`
+  std::optional<DType> rounded_to = {};   ///< reductions: type of the result, unless that of the input
+
+  DType result_dtype() const { return rounded_to.value_or(input.dtype); }
+  std::size_t input_bytes() const { return partials * input.bytes(); }
+  std::size_t result_bytes() const { return static_cast<std::size_t>(input.elements()) * size_of(result_dtype()); }
 };
 
 /// Owned by the engine's Core, which also guards every field except `state`.
@@ -47,6 +55,7 @@ class Operation {
   bool background = false;             ///< nobody may be waiting: the engine's thread sees to it
   transport::Notice notice;            ///< what this rank announces
   std::byte* staged = nullptr;         ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_result = nullptr;  ///< where in that block peers put the result
   std::byte* staged_splits = nullptr;  ///< the splits of an all-to-all there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};

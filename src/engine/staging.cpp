@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "negotiation/description.hpp"
@@ -42,8 +43,10 @@ transport::Place place_of(const void* data, std::size_t bytes, transport::Shared
   return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
 }
 
-std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
-                        transport::SharedMemory& shared) {
+// A tiny tensor travels in the notice, unless ranks give different amounts: then all go one way.
+bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && request.leaves.total == 0; }
+
+std::byte* heap_block(std::size_t bytes, const Operation& operation, transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));
   if (block == nullptr) {
     throw Error(
@@ -52,8 +55,33 @@ std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& op
                     "pieces.",
                     bytes, name_of(operation.request.kind), operation.request.input.name));
   }
+  return block;
+}
+
+std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
+                        transport::SharedMemory& shared) {
+  std::byte* block = heap_block(bytes, operation, shared);
   std::memcpy(block, data, bytes);
   return block;
+}
+
+// One block for the input and the result. The result takes the input's place where each element of it needs only the
+// elements at its own place there; otherwise it comes behind.
+void stage_copy(Operation& operation, std::size_t bytes, std::size_t result_bytes, transport::SharedMemory& shared) {
+  const Request& request = operation.request;
+  transport::NoticeHead& head = operation.notice.head;
+  constexpr std::size_t kLine = 128;
+  const bool in_place = bytes >= result_bytes && request.result_dtype() == request.input.dtype;
+  const std::size_t behind = in_place ? 0 : (bytes + kLine - 1) / kLine * kLine;
+  operation.staged = heap_block(std::max(bytes, behind + result_bytes), operation, shared);
+  if (bytes > 0) {
+    std::memcpy(operation.staged, request.input.data, bytes);
+    head.input = shared.place_of(operation.staged, bytes);
+  }
+  if (result_bytes > 0) {
+    operation.staged_result = operation.staged + behind;
+    head.output = shared.place_of(operation.staged_result, result_bytes);
+  }
 }
 
 }  // namespace
@@ -63,8 +91,8 @@ void stage(Operation& operation, transport::Transport& transport) {
   const int rank = transport.rank();
   if (!gives(request, rank)) return;
   transport::NoticeHead& head = operation.notice.head;
-  const std::size_t bytes = request.input.bytes();
-  if (bytes > 0 && bytes <= transport::kInlineBytes && request.kind != Kind::all_to_all) {
+  const std::size_t bytes = request.input_bytes();
+  if (bytes > 0 && bytes <= transport::kInlineBytes && may_be_inline(request)) {
     head.inline_bytes = static_cast<std::uint16_t>(bytes);
     std::memcpy(head.inline_data, request.input.data, bytes);
     return;
@@ -76,28 +104,26 @@ void stage(Operation& operation, transport::Transport& transport) {
     operation.staged_splits = copy_to_heap(request.splits.data(), table, operation, *shared);
     head.output = shared->place_of(operation.staged_splits, table);
   }
-  if (bytes == 0) return;
-  head.input = place_of(request.input.data, bytes, *shared);
-  const bool written = is_written_by_peers(request, rank);
-  const transport::Place output = written ? place_of(request.output.data, bytes, *shared) : kNowhere;
-  if (head.input == kNowhere || (written && output == kNowhere)) {
-    try {
-      operation.staged = copy_to_heap(request.input.data, bytes, operation, *shared);
-    } catch (const Error&) {
-      drop_staged(operation, transport);
-      throw;
-    }
-    head.input = shared->place_of(operation.staged, bytes);
-    if (written) head.output = head.input;
-  } else if (written) {
-    head.output = output;
+  const std::size_t result_bytes = is_written_by_peers(request, rank) ? request.result_bytes() : 0;
+  const auto input = bytes > 0 ? place_of(request.input.data, bytes, *shared) : kNowhere;
+  const auto output = result_bytes > 0 ? place_of(request.output.data, result_bytes, *shared) : kNowhere;
+  if ((bytes == 0 || input != kNowhere) && (result_bytes == 0 || output != kNowhere)) {
+    head.input = input;
+    if (result_bytes > 0) head.output = output;
+    return;
+  }
+  try {
+    stage_copy(operation, bytes, result_bytes, *shared);
+  } catch (const Error&) {
+    drop_staged(operation, transport);
+    throw;
   }
 }
 
-void unstage(Operation& operation, transport::Transport& transport) {
+void unstage(Operation& operation) {
   const Request& request = operation.request;
-  if (operation.staged != nullptr && is_written_by_peers(request, transport.rank())) {
-    std::memcpy(request.output.data, operation.staged, request.output.bytes());
+  if (operation.staged_result != nullptr) {
+    std::memcpy(request.output.data, operation.staged_result, request.result_bytes());
   }
 }
 
@@ -114,6 +140,8 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
   const auto kind = static_cast<Kind>(head.kind);
   party.position = notice.position;
   party.rows = negotiation::rows_of(*notice.detail);
+  party.first_leaf = notice.detail->first_leaf;
+  party.leaf_count = notice.detail->leaf_count;
   if (kind == Kind::all_to_all && notice.head == &own.notice.head) party.splits = own.request.splits.data();
   if (head.inline_bytes > 0) {
     party.input = head.inline_data;
@@ -136,7 +164,7 @@ std::byte* make_output(Operation& operation, const transport::NoticeDetail& like
   const Request& request = operation.request;
   TensorView& result = operation.result;
   result = request.output;
-  result.dtype = request.input.dtype;
+  result.dtype = request.result_dtype();
   std::vector<std::int64_t> shape(like.shape, like.shape + like.ndim);
   const auto kind = request.kind;
   const bool keeps_shape = kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast ||

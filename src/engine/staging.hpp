@@ -11,7 +11,7 @@ namespace lockstep::engine {
 void stage(Operation& operation, transport::Transport& transport);
 
 /// Copies a result that was made in the staged copy to where the caller wants it.
-void unstage(Operation& operation, transport::Transport& transport);
+void unstage(Operation& operation);
 
 /// Gives the copies back to the heap.
 void drop_staged(Operation& operation, transport::Transport& transport);

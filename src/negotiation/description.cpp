@@ -143,6 +143,12 @@ std::string text_of(const NoticeDetail& detail) {
   if (detail.by_contributors != 0) text += ", divided by contributors";
   if (detail.prescale != 1.0) text += fmt::format(", prescale {}", detail.prescale);
   if (detail.postscale != 1.0) text += fmt::format(", postscale {}", detail.postscale);
+  if (!collective::is_reduction(kind)) return text;
+  if (detail.total_leaves != 0) text += fmt::format(", over {} leaves", detail.total_leaves);
+  if (detail.result_dtype != detail.dtype) {
+    text += fmt::format(", rounded to {}", name_of(static_cast<DType>(detail.result_dtype)));
+  }
+  if (detail.has_epilogue != 0) text += ", with an epilogue";
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/epilogue.hpp"
 #include "lockstep/export.hpp"
 #include "lockstep/group.hpp"
 #include "lockstep/leaves.hpp"
@@ -41,6 +42,9 @@ struct ReduceOptions {
 
   /// The result's type, where it is not the input's: sums of float32 rounded, once, to float16 or bfloat16.
   std::optional<DType> result_type = {};
+
+  /// Called with each part of the result before it goes to the outputs. All ranks must give one, or none.
+  Epilogue epilogue = {};
 };
 
 /// A tensor and where its result goes.

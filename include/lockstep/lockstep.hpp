@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/engine.hpp"
+#include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/group.hpp"
 #include "lockstep/leaves.hpp"

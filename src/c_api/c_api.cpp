@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,17 @@ lockstep::TensorView optional_view(const ls_tensor* tensor) {
   return tensor != nullptr ? view_of(tensor) : lockstep::TensorView();
 }
 
+lockstep::Epilogue epilogue_of(const ls_reduce_options& options) {
+  return [call = options.epilogue, user = options.epilogue_user](const lockstep::ReducedSlice& slice) {
+    const ls_reduced_slice given{.struct_size = sizeof(ls_reduced_slice),
+                                 .offset = slice.offset,
+                                 .count = slice.count,
+                                 .values = slice.values,
+                                 .tensor = slice.tensor};
+    if (const char* problem = call(user, &given)) throw std::runtime_error(problem);
+  };
+}
+
 lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options),
                                  .op = LS_SUM,
@@ -141,7 +153,9 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
                                  .leaves = 0,
                                  .first_leaf = 0,
                                  .leaf_count = 0,
-                                 .result_dtype = 0};
+                                 .result_dtype = 0,
+                                 .epilogue = nullptr,
+                                 .epilogue_user = nullptr};
   const ls_reduce_options taken = given != nullptr ? take(given, preset, "reduce options") : preset;
   lockstep::ReduceOptions options;
   options.op = static_cast<lockstep::ReduceOp>(taken.op);
@@ -155,6 +169,7 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
     options.result_type = static_cast<lockstep::DType>(taken.result_dtype);
     lockstep::size_of(*options.result_type);  // refuses an unknown number
   }
+  if (taken.epilogue != nullptr) options.epilogue = epilogue_of(taken);
   return options;
 }
 
@@ -236,6 +251,15 @@ int ls_sum_leaves(int64_t leaves, int64_t first_leaf, int64_t leaf_count, const 
     lockstep::name_of(static_cast<lockstep::ReduceOp>(op));  // refuses an unknown number
     lockstep::sum_leaves({first_leaf, leaf_count, leaves}, views, view_of(partials),
                          static_cast<lockstep::ReduceOp>(op), prescale);
+  });
+}
+
+int ls_owned_slice(size_t elements, int32_t result_dtype, size_t index, size_t ranks, size_t* offset, size_t* count) {
+  return guarded([&] {
+    if (index >= ranks) throw Error(ErrorCode::invalid_argument, "index must be below ranks");
+    const auto slice = lockstep::owned_slice(elements, static_cast<lockstep::DType>(result_dtype), index, ranks);
+    required(offset, "offset") = slice.offset;
+    required(count, "count") = slice.count;
   });
 }
 

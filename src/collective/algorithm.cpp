@@ -15,7 +15,7 @@ bool is_meet(const Call& call) {
 
 // Nothing of anybody's has to be fetched from elsewhere: it came with the notices, or there is none.
 bool is_carried(const Call& call) {
-  if (call.kind == Kind::all_to_all) return false;
+  if (call.kind == Kind::all_to_all || (call.epilogue && call.elements > 0)) return false;
   for (std::size_t i = 0; i < call.count(); ++i) {
     if (gives(call, i) && !call.parties[i].carried &&
         call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0)
@@ -28,6 +28,9 @@ bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
     {"carried", "tiny: the data came with the notices, every rank computes its result itself", is_carried, make_pull},
+    {"sliced reduce", "shared memory, with an epilogue: each rank reduces the slice that it owns",
+     [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call) && call.epilogue; },
+     make_sliced_reduce},
     {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); },
      make_direct_reduce},

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "lockstep/epilogue.hpp"
 #include "lockstep/leaves.hpp"
 #include "lockstep/types.hpp"
 #include "transport/transport.hpp"
@@ -73,6 +74,7 @@ struct Call {
   /// Gives the memory for a result of that many rows: the caller's own, or new. Called once, when the number is known.
   /// Throws Error(invalid_argument) when the caller's own does not fit.
   std::function<std::byte*(std::int64_t rows)> make_output;
+  Epilogue epilogue = {};                         ///< of a reduction; may be none
   std::vector<std::int64_t>* received = nullptr;  ///< all-to-all: to be filled with the rows that come from each party
 
   std::size_t count() const { return parties.size(); }

@@ -78,7 +78,7 @@ class ExchangeReduce final : public Algorithm {
   }
 
   void reduce_mine() {
-    const Slice mine = slices_[self_];
+    const ElementRange mine = slices_[self_];
     std::vector<const std::byte*> leaves;
     for (const LeafTable::Entry& entry : reducer_.leaves().entries()) {
       leaves.push_back(partials_[entry.party].data() + entry.partial * mine.count * size_of(call_.dtype));
@@ -103,7 +103,7 @@ class ExchangeReduce final : public Algorithm {
   transport::Messages& messages_;
   std::size_t self_;
   PartReducer reducer_;
-  std::vector<Slice> slices_;                     // by party
+  std::vector<ElementRange> slices_;              // by party
   std::vector<std::vector<std::byte>> partials_;  // by party: of this rank's slice
   std::vector<std::size_t> awaited_;
   std::byte* output_ = nullptr;

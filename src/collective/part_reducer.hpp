@@ -18,13 +18,18 @@ class PartReducer {
   const LeafTable& leaves() const { return table_; }
 
   /// Reduces `elements` elements, of which the first is number `offset` of the whole tensor, and writes them to every
-  /// output. `leaves` has one pointer per entry of the table, to the first of these elements.
+  /// output, once the epilogue has seen them. `leaves` has one pointer per entry of the table, to the first of these
+  /// elements. Throws Error(aborted) when the epilogue throws.
   void reduce(std::size_t offset, std::size_t elements, std::span<const std::byte* const> leaves,
               std::span<std::byte* const> outputs);
 
  private:
+  void reduce_plainly(std::size_t elements, std::span<const std::byte* const> leaves,
+                      std::span<std::byte* const> outputs) const;
+
   const Call& call_;
   LeafTable table_;
+  std::vector<std::byte> buffer_;  // what the epilogue works on: outputs keep what they hold until it has seen it
 };
 
 }  // namespace lockstep::collective

@@ -4,16 +4,11 @@
 #include <cstddef>
 
 #include "collective/call.hpp"
+#include "lockstep/epilogue.hpp"
 
 namespace lockstep::collective {
 
-struct Slice {
-  std::size_t offset = 0;  ///< in elements
-  std::size_t count = 0;
-};
-
-/// The slice of a party; none for one that has joined. Borders lie at multiples of 128 bytes of the result, so that two
-/// ranks never write to one cache line, nor to its neighbour, which is fetched with it.
-Slice slice_of(const Call& call, std::size_t party);
+/// The owned_slice of a party; none for one that has joined.
+ElementRange slice_of(const Call& call, std::size_t party);
 
 }  // namespace lockstep::collective

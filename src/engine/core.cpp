@@ -244,9 +244,9 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
 }
 
 // A mistake of this rank's caller, or one that every rank sees alike, ends the operation here. When the machine refuses
-// to do its part, the others would wait for it in vain, so the world ends.
+// to do its part, or an epilogue does, the others would wait for it in vain, so the world ends.
 void Core::give_up(const OperationPtr& operation, const Error& error) {
-  if (error.code() != ErrorCode::system && error.code() != ErrorCode::internal) return fail(operation, error);
+  if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::mismatch) return fail(operation, error);
   transport_->pronounce(
       {.code = error.code(),
        .rank = transport_->rank(),
@@ -263,6 +263,7 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   call.dtype = request.input.dtype;
   call.result_dtype = request.result_dtype();
   call.total_leaves = request.leaves.total;
+  call.epilogue = request.epilogue;
   call.op = request.op;
   call.root = request.root >= 0 ? static_cast<int>(*members.index_of(request.root)) : -1;
   call.prescale = request.prescale;

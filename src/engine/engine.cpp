@@ -39,6 +39,7 @@ Request reduction(Kind kind, const TensorView& input, const TensorView& output, 
   request.postscale = options.postscale;
   request.by_contributors = options.average_over_contributors;
   request.rounded_to = options.result_type;
+  request.epilogue = options.epilogue;
   if (options.leaves.total != 0) take_partials(request, options.leaves);
   return request;
 }
@@ -109,8 +110,16 @@ void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions
 }
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   std::vector<std::shared_ptr<engine::Operation>> operations;
-  for (const TensorPair& pair : tensors)
-    operations.push_back(core_->submit(reduction(Kind::all_reduce, pair.input, pair.output, options), true));
+  for (const TensorPair& pair : tensors) {
+    Request request = reduction(Kind::all_reduce, pair.input, pair.output, options);
+    if (options.epilogue) {
+      request.epilogue = [epilogue = options.epilogue, index = operations.size()](ReducedSlice slice) {
+        slice.tensor = index;
+        epilogue(slice);
+      };
+    }
+    operations.push_back(core_->submit(std::move(request), true));
+  }
   return {std::move(operations), core_};
 }
 

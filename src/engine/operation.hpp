@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/leaves.hpp"
 #include "lockstep/types.hpp"
@@ -37,6 +38,7 @@ struct Request {
   LeafRange leaves = {};                  ///< reductions over given leaves (total != 0): those that this rank owns
   std::size_t partials = 1;               ///< partial sums that follow each other at `input`
   std::optional<DType> rounded_to = {};   ///< reductions: type of the result, unless that of the input
+  Epilogue epilogue = {};                 ///< reductions: may be none
 
   DType result_dtype() const { return rounded_to.value_or(input.dtype); }
   std::size_t input_bytes() const { return partials * input.bytes(); }

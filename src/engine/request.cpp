@@ -119,7 +119,7 @@ void take_partials(Request& request, const LeafRange& leaves) {
 }
 
 bool is_plain(const Request& request) {
-  return request.leaves.total == 0 && request.result_dtype() == request.input.dtype;
+  return request.leaves.total == 0 && request.result_dtype() == request.input.dtype && !request.epilogue;
 }
 
 void check_request(const Request& request, int rank) {
@@ -167,6 +167,7 @@ void announce_in(transport::Notice& notice, const Request& request) {
     notice.detail.postscale = request.postscale;
     notice.detail.by_contributors = request.by_contributors ? 1 : 0;
     notice.detail.result_dtype = static_cast<std::int32_t>(request.result_dtype());
+    notice.detail.has_epilogue = request.epilogue ? 1 : 0;
     notice.detail.total_leaves = request.leaves.total;
     notice.detail.first_leaf = request.leaves.first;
     notice.detail.leaf_count = request.leaves.count;

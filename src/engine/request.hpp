@@ -12,7 +12,8 @@ namespace lockstep::engine {
 /// Error(invalid_argument) when it has not.
 void take_partials(Request& request, const LeafRange& leaves);
 
-/// A reduction, if it is one, of the simplest kind: every rank gives one tensor, and gets the result in its type.
+/// A reduction, if it is one, of the simplest kind: every rank gives one tensor, and gets the result in its type, as it
+/// is.
 bool is_plain(const Request& request);
 
 /// Throws Error(invalid_argument) for a request that makes no sense on `rank`. REQUIRES: the group is set.

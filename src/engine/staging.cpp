@@ -43,8 +43,10 @@ transport::Place place_of(const void* data, std::size_t bytes, transport::Shared
   return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
 }
 
-// A tiny tensor travels in the notice, unless ranks give different amounts: then all go one way.
-bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && request.leaves.total == 0; }
+// A tiny tensor travels in the notice, unless ranks give different amounts, or one of them has to compute for all.
+bool may_be_inline(const Request& request) {
+  return request.kind != Kind::all_to_all && request.leaves.total == 0 && !request.epilogue;
+}
 
 std::byte* heap_block(std::size_t bytes, const Operation& operation, transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));

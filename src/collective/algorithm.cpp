@@ -25,9 +25,15 @@ bool is_carried(const Call& call) {
 }
 bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce || call.kind == Kind::reduce; }
 
+bool is_adasum(const Call& call) { return is_whole_reduction(call) && call.op == ReduceOp::adasum; }
+
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
     {"carried", "tiny: the data came with the notices, every rank computes its result itself", is_carried, make_pull},
+    {"adasum", "shared memory: each rank measures its slice, then combines it for all",
+     [](const Call& call) { return call.transport->shared() != nullptr && is_adasum(call); }, make_adasum},
+    {"exchange adasum", "messages: slices to their owners, which measure and then combine them",
+     [](const Call& call) { return call.transport->messages() != nullptr && is_adasum(call); }, make_exchange_adasum},
     {"sliced reduce", "shared memory, with an epilogue: each rank reduces the slice that it owns",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call) && call.epilogue; },
      make_sliced_reduce},

@@ -51,6 +51,7 @@ struct Party {
   const std::int64_t* splits = nullptr;  ///< all-to-all: rows for each party, when readable here
   std::int64_t first_leaf = 0;           ///< reductions over given leaves: those that it owns
   std::int64_t leaf_count = 0;
+  std::byte* workspace = nullptr;  ///< Adasum: memory of its owner's that all can read
 };
 
 struct Call {

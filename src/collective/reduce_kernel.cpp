@@ -348,7 +348,7 @@ HWY_ATTR void real_number(const Reduction& reduction, std::size_t start) {
     case ReduceOp::product:
       return general<Type, Product, false>(reduction, start);
     case ReduceOp::adasum:
-      return;  // refused by is_defined
+      return;  // is no matter of single elements: adasum.cpp
   }
 }
 
@@ -443,7 +443,9 @@ bool converts(DType leaves, DType result) {
 }
 
 bool is_defined(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::adasum) return false;
+  if (op == ReduceOp::adasum) {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+  }
   if (dtype == DType::boolean) return op != ReduceOp::average;
   if (dtype == DType::c64 || dtype == DType::c128) return op != ReduceOp::min && op != ReduceOp::max;
   return true;

@@ -33,10 +33,11 @@ struct Reduction {
 
 /// 16-bit types are summed in f32 and rounded once. Averages divide; integer averages are summed in 64 bits and
 /// truncate towards zero. NaN propagates through min and max. For bool, sum and max mean "or", product and min mean
-/// "and".
+/// "and". Adasum is not done here.
 void reduce(const Reduction& reduction);
 
-/// False for what has no meaning: the average of bools, min and max of complex numbers, Adasum.
+/// False for what has no meaning: the average of bools, min and max of complex numbers, Adasum of
+/// anything but real floats.
 bool is_defined(DType dtype, ReduceOp op);
 
 /// True when leaves of one type can give a result of the other: the same, or float32 and a 16-bit type of float.

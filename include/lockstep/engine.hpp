@@ -82,6 +82,7 @@ class LOCKSTEP_API Engine {
   int local_rank() const noexcept;
   int local_size() const noexcept;
 
+  /// Adasum is for all_reduce only, of real floats; see src/collective/adasum_kernel.hpp for what it computes.
   /// The result is the fixed tree over ranks (src/base/reduction_tree.hpp): the same bits on every rank, however the
   /// data was cut or moved. In place when `input.data == output.data`; otherwise they must not overlap.
   void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});

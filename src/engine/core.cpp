@@ -71,6 +71,8 @@ Core::OperationPtr Core::submit_locked(Request request, bool background) {
   }
   assign_identity(*operation);
   stage(*operation, *transport_);
+  // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
+  if (operation->notice.detail.no_room != 0) operation->notice.head.signature = ~operation->notice.head.signature;
   operation->submitted = Clock::now();
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
@@ -216,10 +218,13 @@ void Core::begin_if_complete(std::uint64_t id) {
 
 void Core::begin(const OperationPtr& operation, const negotiation::Gathering& gathering) {
   const Request& request = operation->request;
-  if (!gathering.agreed()) {
+  if (operation->notice.detail.no_room != 0 || !gathering.agreed()) {
     std::vector<negotiation::Statement> statements;
     for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
       if (gathering.arrivals[i]) statements.push_back({gathering.members->ranks[i], gathering.arrivals[i].detail});
+    }
+    if (const auto text = negotiation::no_room_text(text_of(*operation), statements)) {
+      return fail(operation, Error(ErrorCode::system, *text));
     }
     const std::string name = negotiation::name_text(request.input.name, operation->order);
     fail(operation, Error(ErrorCode::mismatch, negotiation::disagreement_text(name, statements)));

@@ -59,6 +59,7 @@ class Operation {
   std::byte* staged = nullptr;         ///< the tensor's copy in shared memory, when it does not live there
   std::byte* staged_result = nullptr;  ///< where in that block peers put the result
   std::byte* staged_splits = nullptr;  ///< the splits of an all-to-all there
+  std::byte* workspace = nullptr;      ///< of an Adasum there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;

@@ -93,6 +93,11 @@ void check_reduction(const Request& request) {
   if (request.kind == Kind::reduce_scatter && input.shape.empty())
     refuse(fmt::format("reduce-scatter of '{}': a scalar has no rows to cut", input.name));
   if (request.leaves.total != 0) check_leaves(request);
+  const bool simple = request.leaves.total == 0 && request.result_dtype() == input.dtype && !request.epilogue;
+  if (request.op == ReduceOp::adasum && (request.kind != Kind::all_reduce || !simple)) {
+    refuse(
+        fmt::format("Adasum of '{}': it is for all-reduce only, without leaves, result type or epilogue", input.name));
+  }
 }
 
 }  // namespace
@@ -119,7 +124,8 @@ void take_partials(Request& request, const LeafRange& leaves) {
 }
 
 bool is_plain(const Request& request) {
-  return request.leaves.total == 0 && request.result_dtype() == request.input.dtype && !request.epilogue;
+  return request.leaves.total == 0 && request.result_dtype() == request.input.dtype && !request.epilogue &&
+         request.op != ReduceOp::adasum;
 }
 
 void check_request(const Request& request, int rank) {

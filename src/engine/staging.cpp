@@ -4,8 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
+#include "base/log.hpp"
+#include "collective/adasum_plan.hpp"
+#include "engine/request.hpp"
 #include "negotiation/description.hpp"
 
 namespace lockstep::engine {
@@ -44,38 +48,49 @@ transport::Place place_of(const void* data, std::size_t bytes, transport::Shared
 }
 
 // A tiny tensor travels in the notice, unless ranks give different amounts, or one of them has to compute for all.
-bool may_be_inline(const Request& request) {
-  return request.kind != Kind::all_to_all && request.leaves.total == 0 && !request.epilogue;
-}
+bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && is_plain(request); }
 
-std::byte* heap_block(std::size_t bytes, const Operation& operation, transport::SharedMemory& shared) {
+// nullptr when there is no room, which the notice then says.
+std::byte* heap_block(std::size_t bytes, Operation& operation, transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));
-  if (block == nullptr) {
-    throw Error(
-        ErrorCode::system,
-        fmt::format("no room for {} bytes of {} '{}' in the shared heap. Raise LOCKSTEP_HEAP_BYTES, or work in smaller "
-                    "pieces.",
-                    bytes, name_of(operation.request.kind), operation.request.input.name));
-  }
+  if (block == nullptr) operation.notice.detail.no_room = bytes;
   return block;
 }
 
-std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
-                        transport::SharedMemory& shared) {
-  std::byte* block = heap_block(bytes, operation, shared);
-  std::memcpy(block, data, bytes);
-  return block;
+// The full heap is no reason to fail where peers can read and write this rank's own memory.
+void leave_in_place(Operation& operation, std::size_t bytes, std::size_t result_bytes,
+                    transport::Transport& transport) {
+  const Request& request = operation.request;
+  transport::SharedMemory& shared = *transport.shared();
+  auto find = [&](const void* data, std::size_t size) {
+    const transport::Place place = shared.place_of(data, size);
+    return place == kNowhere ? shared.private_place(data) : place;
+  };
+  const transport::Place input = bytes > 0 ? find(request.input.data, bytes) : kNowhere;
+  const transport::Place output = result_bytes > 0 ? find(request.output.data, result_bytes) : kNowhere;
+  if ((bytes > 0 && input == kNowhere) || (result_bytes > 0 && output == kNowhere)) return;
+  operation.notice.head.input = input;
+  if (result_bytes > 0) operation.notice.head.output = output;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) {
+    log::warn(transport.rank(), fmt::format("no room for {} bytes in the shared heap: such tensors are read where they "
+                                            "are, which is slower. Raise LOCKSTEP_HEAP_BYTES or the memory limit.",
+                                            operation.notice.detail.no_room));
+  }
+  operation.notice.detail.no_room = 0;
 }
 
 // One block for the input and the result. The result takes the input's place where each element of it needs only the
 // elements at its own place there; otherwise it comes behind.
-void stage_copy(Operation& operation, std::size_t bytes, std::size_t result_bytes, transport::SharedMemory& shared) {
+// False when there is no room.
+bool stage_copy(Operation& operation, std::size_t bytes, std::size_t result_bytes, transport::SharedMemory& shared) {
   const Request& request = operation.request;
   transport::NoticeHead& head = operation.notice.head;
   constexpr std::size_t kLine = 128;
   const bool in_place = bytes >= result_bytes && request.result_dtype() == request.input.dtype;
   const std::size_t behind = in_place ? 0 : (bytes + kLine - 1) / kLine * kLine;
   operation.staged = heap_block(std::max(bytes, behind + result_bytes), operation, shared);
+  if (operation.staged == nullptr) return false;
   if (bytes > 0) {
     std::memcpy(operation.staged, request.input.data, bytes);
     head.input = shared.place_of(operation.staged, bytes);
@@ -84,6 +99,7 @@ void stage_copy(Operation& operation, std::size_t bytes, std::size_t result_byte
     operation.staged_result = operation.staged + behind;
     head.output = shared.place_of(operation.staged_result, result_bytes);
   }
+  return true;
 }
 
 }  // namespace
@@ -103,8 +119,17 @@ void stage(Operation& operation, transport::Transport& transport) {
   if (shared == nullptr) return;
   if (request.kind == Kind::all_to_all) {
     const std::size_t table = request.splits.size() * sizeof(std::int64_t);
-    operation.staged_splits = copy_to_heap(request.splits.data(), table, operation, *shared);
+    operation.staged_splits = heap_block(table, operation, *shared);
+    if (operation.staged_splits == nullptr) return;
+    std::memcpy(operation.staged_splits, request.splits.data(), table);
     head.output = shared->place_of(operation.staged_splits, table);
+  }
+  if (is_reduction(request.kind) && request.op == ReduceOp::adasum && bytes > 0) {
+    const auto elements = static_cast<std::size_t>(request.input.elements());
+    const std::size_t size = collective::most_measured(elements, request.group->ranks.size()) * sizeof(double);
+    operation.workspace = heap_block(size, operation, *shared);
+    if (operation.workspace == nullptr) return;
+    operation.notice.detail.workspace = shared->place_of(operation.workspace, size);
   }
   const std::size_t result_bytes = is_written_by_peers(request, rank) ? request.result_bytes() : 0;
   const auto input = bytes > 0 ? place_of(request.input.data, bytes, *shared) : kNowhere;
@@ -114,11 +139,8 @@ void stage(Operation& operation, transport::Transport& transport) {
     if (result_bytes > 0) head.output = output;
     return;
   }
-  try {
-    stage_copy(operation, bytes, result_bytes, *shared);
-  } catch (const Error&) {
-    drop_staged(operation, transport);
-    throw;
+  if (!stage_copy(operation, bytes, result_bytes, *shared)) {
+    leave_in_place(operation, bytes, result_bytes, transport);
   }
 }
 
@@ -130,7 +152,7 @@ void unstage(Operation& operation) {
 }
 
 void drop_staged(Operation& operation, transport::Transport& transport) {
-  for (std::byte** block : {&operation.staged, &operation.staged_splits}) {
+  for (std::byte** block : {&operation.staged, &operation.staged_splits, &operation.workspace}) {
     if (*block != nullptr) transport.shared()->deallocate(*block);
     *block = nullptr;
   }
@@ -144,6 +166,9 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
   party.rows = negotiation::rows_of(*notice.detail);
   party.first_leaf = notice.detail->first_leaf;
   party.leaf_count = notice.detail->leaf_count;
+  if (shared != nullptr && notice.detail->workspace != kNowhere) {
+    party.workspace = shared->at(party.rank, notice.detail->workspace);
+  }
   if (kind == Kind::all_to_all && notice.head == &own.notice.head) party.splits = own.request.splits.data();
   if (head.inline_bytes > 0) {
     party.input = head.inline_data;

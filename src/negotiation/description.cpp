@@ -176,6 +176,19 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
          "with the same shape, type and options under one name.";
 }
 
+std::optional<std::string> no_room_text(const std::string& operation, std::span<const Statement> statements) {
+  std::vector<std::string> lacking;
+  for (const Statement& statement : statements) {
+    if (statement.detail->no_room == 0) continue;
+    lacking.push_back(fmt::format("rank {} had no room for {} bytes", statement.rank, statement.detail->no_room));
+  }
+  if (lacking.empty()) return std::nullopt;
+  return fmt::format(
+      "{}: {} in the shared heap, and its peers cannot read its own memory instead. Raise "
+      "LOCKSTEP_HEAP_BYTES or the memory limit of the job, or work in smaller pieces.",
+      operation, fmt::join(lacking, ", "));
+}
+
 std::int64_t rows_of(const NoticeDetail& detail) { return detail.ndim == 0 ? 1 : detail.shape[0]; }
 
 std::size_t row_elements_of(const NoticeDetail& detail) {

@@ -50,6 +50,8 @@ struct NoticeDetail {
   // What follows is each rank's own and no part of the agreement.
   std::int64_t first_leaf = 0;
   std::int64_t leaf_count = 0;
+  std::uint64_t no_room = 0;   ///< not 0: the owner cannot take part, because so many bytes found no room in the heap
+  Place workspace = kNowhere;  ///< Adasum: where the owner puts what it has measured
 };
 
 struct Notice {

@@ -4,12 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "lockstep/epilogue.hpp"
 #include "lockstep/export.hpp"
 #include "lockstep/group.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/options.hpp"
 #include "lockstep/types.hpp"
 #include "lockstep/work.hpp"
@@ -27,6 +30,21 @@ struct ReduceOptions {
   /// While ranks have joined, an average divides by the size of the group. True: by those who contributed.
   bool average_over_contributors = false;
   Group group = {};
+
+  /// With `leaves.total` set, the same on all ranks, the tree is over that many leaves and each rank gives the partial
+  /// sums of those that it owns. The input then has one dimension in front of the tensor's: its extent is
+  /// `leaf_blocks(leaves).size()`, and row i is the partial sum of block i (sum_leaves makes them). The result has the
+  /// shape of one row, and the bits that it would have if every leaf were a rank; an average divides by `leaves.total`.
+  /// The ranges of all ranks must make up the whole, without gap or overlap, or all get Error(mismatch); a rank that
+  /// owns no leaf gives no row and still gets the result. Partial sums of the 16-bit types are float32; prescale does
+  /// not apply to them. In place the result takes the place of the first row.
+  LeafRange leaves = {};
+
+  /// The result's type, where it is not the input's: sums of float32 rounded, once, to float16 or bfloat16.
+  std::optional<DType> result_type = {};
+
+  /// Called with each part of the result before it goes to the outputs. All ranks must give one, or none.
+  Epilogue epilogue = {};
 };
 
 /// A tensor and where its result goes.
@@ -64,6 +82,7 @@ class LOCKSTEP_API Engine {
   int local_rank() const noexcept;
   int local_size() const noexcept;
 
+  /// Adasum is for all_reduce only, of real floats; see src/collective/adasum_kernel.hpp for what it computes.
   /// The result is the fixed tree over ranks (src/base/reduction_tree.hpp): the same bits on every rank, however the
   /// data was cut or moved. In place when `input.data == output.data`; otherwise they must not overlap.
   void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});

@@ -55,6 +55,17 @@ typedef struct ls_tensor {
   const char* name;
 } ls_tensor;
 
+/* A part of a reduction's result, in the hands of the rank that computed it. See lockstep/epilogue.hpp. */
+typedef struct ls_reduced_slice {
+  size_t struct_size;
+  size_t offset, count; /* in elements */
+  void* values;         /* may be changed; what is here on return goes to all outputs */
+  size_t tensor;        /* grouped: which of them */
+} ls_reduced_slice;
+
+/* Returns null, or why it failed: a string that stays valid until the thread's next call of it. */
+typedef const char* (*ls_epilogue)(void* user, const ls_reduced_slice* slice);
+
 /* Fields that follow `op` may be left out by a smaller struct_size; zero is then their default, except the scales' 1.
  */
 typedef struct ls_reduce_options {
@@ -64,7 +75,18 @@ typedef struct ls_reduce_options {
   double prescale;
   double postscale;
   const struct ls_group* group; /* null: the world */
+  /* Reductions over `leaves` leaves, of which this rank owns leaf_count from first_leaf on. The input then holds one
+   * partial sum per block (ls_leaf_blocks) in its first dimension. 0: every rank is a leaf. */
+  int64_t leaves, first_leaf, leaf_count;
+  int32_t result_dtype; /* LS_F16 or LS_BF16 for an input of float32; 0: that of the input */
+  ls_epilogue epilogue; /* null: none. Must not call the engine. */
+  void* epilogue_user;  /* handed to it; must live until the operation has ended */
 } ls_reduce_options;
+
+/* A subtree of the reduction's tree: leaves [first, first + count). */
+typedef struct ls_leaf_block {
+  int64_t first, count;
+} ls_leaf_block;
 
 /* What an operation gave. The memory belongs to the work handle and lives as long as it. */
 typedef struct ls_result {
@@ -120,6 +142,18 @@ LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root
 LS_API int ls_send(ls_engine* engine, const ls_tensor* tensor, int32_t receiver, int32_t tag, ls_work** work);
 LS_API int ls_receive(ls_engine* engine, const ls_tensor* tensor, int32_t sender, int32_t tag, ls_work** work);
 LS_API int ls_barrier(ls_engine* engine, const char* name, const ls_group* group, ls_work** work);
+
+/* The blocks that leaf_count leaves from first_leaf on, out of `leaves`, consist of: each is one partial sum. At most
+ * `capacity` are written to blocks, which may be null; *count is how many there are. */
+LS_API int ls_leaf_blocks(int64_t leaves, int64_t first_leaf, int64_t leaf_count, ls_leaf_block* blocks,
+                          size_t capacity, size_t* count);
+/* Adds up a rank's leaves (an array of leaf_count tensors) into its partial sums. float16 and bfloat16 give float32. */
+LS_API int ls_sum_leaves(int64_t leaves, int64_t first_leaf, int64_t leaf_count, const ls_tensor* tensors,
+                         const ls_tensor* partials, int32_t op, double prescale);
+
+/* Which elements the epilogue of the rank at place `index` of `ranks` gets in an all-reduce or a reduce. */
+LS_API int ls_owned_slice(size_t elements, int32_t result_dtype, size_t index, size_t ranks, size_t* offset,
+                          size_t* count);
 
 /* Several all-reduces as one unit of work. Arrays of `count`; outputs may equal inputs. */
 LS_API int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_tensor* outputs, size_t count,

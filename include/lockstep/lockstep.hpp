@@ -2,8 +2,10 @@
 #pragma once
 
 #include "lockstep/engine.hpp"
+#include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/group.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/options.hpp"
 #include "lockstep/types.hpp"
 #include "lockstep/version.hpp"

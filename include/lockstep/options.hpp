@@ -29,8 +29,8 @@ struct LOCKSTEP_API Options {
   /// process starts has epoch n, which fits as long as every rank starts its engines in the same order.
   std::optional<std::uint32_t> epoch = {};
 
-  /// Address space reserved per rank for tensors in shared memory. Memory is used only when touched. 0: chosen by
-  /// the machine's size.
+  /// Address space reserved per rank for tensors in shared memory. Memory is taken when a block of it is first handed
+  /// out, and refused, without harm, when a memory limit is near. 0: chosen by the machine's size.
   std::size_t heap_bytes = 0;
 
   /// How long `Engine` waits for all ranks to arrive.

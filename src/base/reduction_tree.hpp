@@ -10,9 +10,11 @@
 // -0.0 + 0.0 changes bits. IEEE addition is commutative, so only the pairing matters.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <optional>
+#include <span>
 
 namespace lockstep {
 
@@ -31,6 +33,30 @@ auto reduce_tree(std::size_t first, std::size_t n, const Leaf& leaf, const Add& 
   if (!left) return right;
   if (!right) return left;
   return add(*left, *right);
+}
+
+/// Calls `emit(first, count)` for the subtrees that make up the leaves [from, to), the largest possible, in order. The
+/// tree is the one over leaves [first, first + n), n >= 1.
+template <class Emit>
+void for_each_subtree(std::size_t first, std::size_t n, std::size_t from, std::size_t to, const Emit& emit) {
+  if (from >= to || to <= first || first + n <= from) return;
+  if (from <= first && first + n <= to) return emit(first, n);
+  const std::size_t left_count = left_leaves(n);
+  for_each_subtree(first, left_count, from, to, emit);
+  for_each_subtree(first + left_count, n - left_count, from, to, emit);
+}
+
+/// True when the tree over leaves [first, first + n), of which only those in `present` (ascending) are there, pairs
+/// them as the tree over `present.size()` leaves would.
+inline bool pairs_without_gaps(std::size_t first, std::size_t n, std::span<const std::size_t> present) {
+  if (present.size() <= 1) return true;
+  const std::size_t left = left_leaves(n);
+  const auto middle = std::lower_bound(present.begin(), present.end(), first + left);
+  const auto split = static_cast<std::size_t>(middle - present.begin());
+  if (split == 0) return pairs_without_gaps(first + left, n - left, present);
+  if (split == present.size()) return pairs_without_gaps(first, left, present);
+  return split == left_leaves(present.size()) && pairs_without_gaps(first, left, present.first(split)) &&
+         pairs_without_gaps(first + left, n - left, present.subspan(split));
 }
 
 }  // namespace lockstep

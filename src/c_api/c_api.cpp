@@ -4,6 +4,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -131,13 +132,30 @@ lockstep::TensorView optional_view(const ls_tensor* tensor) {
   return tensor != nullptr ? view_of(tensor) : lockstep::TensorView();
 }
 
+lockstep::Epilogue epilogue_of(const ls_reduce_options& options) {
+  return [call = options.epilogue, user = options.epilogue_user](const lockstep::ReducedSlice& slice) {
+    const ls_reduced_slice given{.struct_size = sizeof(ls_reduced_slice),
+                                 .offset = slice.offset,
+                                 .count = slice.count,
+                                 .values = slice.values,
+                                 .tensor = slice.tensor};
+    if (const char* problem = call(user, &given)) throw std::runtime_error(problem);
+  };
+}
+
 lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   const ls_reduce_options preset{.struct_size = sizeof(ls_reduce_options),
                                  .op = LS_SUM,
                                  .average_over_contributors = 0,
                                  .prescale = 1.0,
                                  .postscale = 1.0,
-                                 .group = nullptr};
+                                 .group = nullptr,
+                                 .leaves = 0,
+                                 .first_leaf = 0,
+                                 .leaf_count = 0,
+                                 .result_dtype = 0,
+                                 .epilogue = nullptr,
+                                 .epilogue_user = nullptr};
   const ls_reduce_options taken = given != nullptr ? take(given, preset, "reduce options") : preset;
   lockstep::ReduceOptions options;
   options.op = static_cast<lockstep::ReduceOp>(taken.op);
@@ -146,6 +164,12 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   options.prescale = taken.prescale;
   options.postscale = taken.postscale;
   options.group = group_of(taken.group);
+  options.leaves = {taken.first_leaf, taken.leaf_count, taken.leaves};
+  if (taken.result_dtype != 0) {
+    options.result_type = static_cast<lockstep::DType>(taken.result_dtype);
+    lockstep::size_of(*options.result_type);  // refuses an unknown number
+  }
+  if (taken.epilogue != nullptr) options.epilogue = epilogue_of(taken);
   return options;
 }
 
@@ -205,6 +229,37 @@ int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* ou
     const auto to = output == input ? from : view_of(output);
     if (work == nullptr) return target.all_reduce(from, to, reduce);
     hand_over(work, target.all_reduce_async(from, to, reduce));
+  });
+}
+
+int ls_leaf_blocks(int64_t leaves, int64_t first_leaf, int64_t leaf_count, ls_leaf_block* blocks, size_t capacity,
+                   size_t* count) {
+  return guarded([&] {
+    const auto found = lockstep::leaf_blocks({first_leaf, leaf_count, leaves});
+    required(count, "count") = found.size();
+    if (blocks == nullptr) return;
+    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) blocks[i] = {found[i].first, found[i].count};
+  });
+}
+
+int ls_sum_leaves(int64_t leaves, int64_t first_leaf, int64_t leaf_count, const ls_tensor* tensors,
+                  const ls_tensor* partials, int32_t op, double prescale) {
+  return guarded([&] {
+    if (leaf_count > 0) required(tensors, "tensors");
+    std::vector<lockstep::TensorView> views;
+    for (int64_t i = 0; i < leaf_count; ++i) views.push_back(view_of(tensors + i));
+    lockstep::name_of(static_cast<lockstep::ReduceOp>(op));  // refuses an unknown number
+    lockstep::sum_leaves({first_leaf, leaf_count, leaves}, views, view_of(partials),
+                         static_cast<lockstep::ReduceOp>(op), prescale);
+  });
+}
+
+int ls_owned_slice(size_t elements, int32_t result_dtype, size_t index, size_t ranks, size_t* offset, size_t* count) {
+  return guarded([&] {
+    if (index >= ranks) throw Error(ErrorCode::invalid_argument, "index must be below ranks");
+    const auto slice = lockstep::owned_slice(elements, static_cast<lockstep::DType>(result_dtype), index, ranks);
+    required(offset, "offset") = slice.offset;
+    required(count, "count") = slice.count;
   });
 }
 

@@ -53,7 +53,9 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
       ASSERT_NE(values, nullptr);
       for (int i = 0; i < 100; ++i) values[i] = static_cast<float>(rank + 1);
       const ls_tensor tensor = tensor_of(values, shape, "t");
-      ls_reduce_options average{sizeof(ls_reduce_options), LS_AVERAGE, 0, 1.0, 1.0, nullptr};
+      ls_reduce_options average{};
+      average.struct_size = offsetof(ls_reduce_options, prescale);  // as a caller that knows no more
+      average.op = LS_AVERAGE;
       EXPECT_EQ(ls_begin_step(engine), LS_OK);
       ls_work* work = nullptr;
       ASSERT_EQ(ls_all_reduce(engine, &tensor, &tensor, &average, &work), LS_OK) << ls_last_error();
@@ -109,12 +111,32 @@ TEST(CApi, MistakesComeBackAsStatusAndText) {
   tensor.struct_size = 0;
   EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, nullptr, nullptr), LS_INVALID_ARGUMENT);
   EXPECT_EQ(ls_all_reduce(engine, nullptr, nullptr, nullptr, nullptr), LS_INVALID_ARGUMENT);
-  ls_reduce_options strange{sizeof(ls_reduce_options), 42, 0, 1.0, 1.0, nullptr};
+  ls_reduce_options strange{};
+  strange.struct_size = sizeof strange;
+  strange.op = 42;
   tensor = tensor_of(&value, shape, nullptr);
   EXPECT_EQ(ls_all_reduce(engine, &tensor, &tensor, &strange, nullptr), LS_INVALID_ARGUMENT);
   EXPECT_EQ(ls_abort(engine, "enough"), LS_OK);
   EXPECT_EQ(ls_barrier(engine, nullptr, nullptr, nullptr), LS_ABORTED);
   EXPECT_EQ(ls_engine_stop(engine), LS_OK);
+}
+
+TEST(CApi, LeavesAreCutIntoBlocksAndAddedUp) {
+  ls_leaf_block blocks[8];
+  size_t count = 0;
+  ASSERT_EQ(ls_leaf_blocks(8, 1, 6, blocks, 8, &count), LS_OK);
+  ASSERT_EQ(count, 4U);
+  EXPECT_EQ(blocks[1].first, 2);
+  EXPECT_EQ(blocks[1].count, 2);
+  EXPECT_EQ(ls_leaf_blocks(8, 5, 6, nullptr, 0, &count), LS_INVALID_ARGUMENT);
+
+  float one = 1.5F, two = 2.25F, sum = 0.0F;
+  const int64_t shape[1] = {1}, partial_shape[2] = {1, 1};
+  const ls_tensor leaves[2] = {tensor_of(&one, shape, nullptr), tensor_of(&two, shape, nullptr)};
+  ls_tensor partials = tensor_of(&sum, partial_shape, nullptr);
+  partials.ndim = 2;
+  ASSERT_EQ(ls_sum_leaves(4, 2, 2, leaves, &partials, LS_SUM, 2.0), LS_OK) << ls_last_error();
+  EXPECT_EQ(sum, 7.5F);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ bool is_meet(const Call& call) {
 
 // Nobody's input can be overwritten by a result: it came with the notices, is a copy, or there is none.
 bool is_copied(const Call& call) {
-  if (call.kind == Kind::all_to_all) return false;
+  if (call.kind == Kind::all_to_all || (call.epilogue && call.elements > 0)) return false;
   for (std::size_t i = 0; i < call.count(); ++i) {
     if (gives(call, i) && !call.parties[i].copied &&
         call.parties[i].rows * static_cast<std::int64_t>(call.row_elements) > 0)
@@ -25,9 +25,18 @@ bool is_copied(const Call& call) {
 }
 bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce || call.kind == Kind::reduce; }
 
+bool is_adasum(const Call& call) { return is_whole_reduction(call) && call.op == ReduceOp::adasum; }
+
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
     {"one shot", "small: every rank computes its result itself from copies that are at hand", is_copied, make_pull},
+    {"adasum", "shared memory: each rank measures its slice, then combines it for all",
+     [](const Call& call) { return call.transport->shared() != nullptr && is_adasum(call); }, make_adasum},
+    {"exchange adasum", "messages: slices to their owners, which measure and then combine them",
+     [](const Call& call) { return call.transport->messages() != nullptr && is_adasum(call); }, make_exchange_adasum},
+    {"sliced reduce", "shared memory, with an epilogue: each rank reduces the slice that it owns",
+     [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call) && call.epilogue; },
+     make_sliced_reduce},
     {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); },
      make_direct_reduce},

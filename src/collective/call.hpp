@@ -7,6 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "lockstep/epilogue.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/types.hpp"
 #include "transport/transport.hpp"
 
@@ -44,25 +46,30 @@ struct Party {
   std::byte* output = nullptr;       ///< writable here; nullptr likewise
   transport::Place input_place = transport::kNowhere;   ///< as announced; to be read from when `input` is nullptr
   transport::Place output_place = transport::kNowhere;  ///< to be written to when `output` is nullptr
-  bool copied = false;  ///< `input` is a copy, which nobody overwrites with a result
+  bool copied = false;                                  ///< `input` is a copy, which nobody overwrites with a result
   bool carried = false;  ///< `input` points into the notice itself and needs no care of its owner
   std::atomic<std::uint32_t>* scratch = nullptr;  ///< sixteen words that came with its notice, shared by all ranks
   std::int64_t rows = 0;                          ///< first dimension of its input
   const std::int64_t* splits = nullptr;           ///< all-to-all: rows for each party, when readable here
+  std::int64_t first_leaf = 0;                    ///< reductions over given leaves: those that it owns
+  std::int64_t leaf_count = 0;
+  std::byte* workspace = nullptr;  ///< Adasum: memory of its owner's that all can read
 };
 
 struct Call {
   Kind kind = Kind::barrier;
   std::uint64_t id = 0;
   DType dtype = DType::f32;
+  DType result_dtype = DType::f32;  ///< of a reduction's result
   ReduceOp op = ReduceOp::sum;
-  int root = -1;                 ///< index into parties
-  std::size_t elements = 0;      ///< of this rank's input; of the root's where only the root gives
-  std::size_t row_elements = 1;  ///< elements of one row: the product of all dimensions but the first
-  std::uint64_t divisor = 1;     ///< what an average divides by
+  int root = -1;                  ///< index into parties
+  std::size_t elements = 0;       ///< of this rank's input; of the root's where only the root gives; of one partial sum
+  std::size_t row_elements = 1;   ///< elements of one row: the product of all dimensions but the first
+  std::int64_t total_leaves = 0;  ///< 0: every party is a leaf and gives itself; otherwise each gives partial sums
+  std::uint64_t divisor = 1;      ///< what an average divides by
   double prescale = 1.0;
   double postscale = 1.0;
-  std::vector<Party> parties;  ///< in rank order: the leaves of the tree
+  std::vector<Party> parties;  ///< in rank order
   int self = 0;                ///< index into parties
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -70,10 +77,12 @@ struct Call {
   /// Gives the memory for a result of that many rows: the caller's own, or new. Called once, when the number is known.
   /// Throws Error(invalid_argument) when the caller's own does not fit.
   std::function<std::byte*(std::int64_t rows)> make_output;
+  Epilogue epilogue = {};                         ///< of a reduction; may be none
   std::vector<std::int64_t>* received = nullptr;  ///< all-to-all: to be filled with the rows that come from each party
 
   std::size_t count() const { return parties.size(); }
   std::size_t bytes() const { return elements * size_of(dtype); }
+  std::size_t result_bytes() const { return elements * size_of(result_dtype); }
   std::size_t row_bytes() const { return row_elements * size_of(dtype); }
   bool is_self(std::size_t index) const { return static_cast<int>(index) == self; }
   bool is_root(std::size_t index) const { return static_cast<int>(index) == root; }

@@ -8,8 +8,8 @@
 
 #include "collective/algorithm.hpp"
 #include "collective/chunks.hpp"
+#include "collective/part_reducer.hpp"
 #include "collective/reach.hpp"
-#include "collective/reduce_kernel.hpp"
 
 namespace lockstep::collective {
 namespace {
@@ -18,14 +18,14 @@ constexpr int kChunksAtOnce = 8;  // before other operations get their turn
 
 class DirectReduce final : public Algorithm {
  public:
-  explicit DirectReduce(const Call& call) : call_(call), shared_(*call.transport->shared()), reach_(call_) {
+  explicit DirectReduce(const Call& call)
+      : call_(call), shared_(*call.transport->shared()), reducer_(call_), reach_(call_, reducer_.leaves()) {
     scratch_ = call_.first_present().scratch;
     chunk_ = chunk_bytes(call_.bytes(), call_.present()) / size_of(call_.dtype);
     chunks_ = static_cast<std::uint32_t>((call_.elements + chunk_ - 1) / chunk_);
     for (std::size_t i = 0; i < call_.count(); ++i) {
       if (call_.parties[i].present && (call_.kind == Kind::all_reduce || call_.is_root(i))) takers_.push_back(i);
     }
-    leaves_.resize(call_.count());
     outputs_.resize(takers_.size());
   }
 
@@ -52,27 +52,19 @@ class DirectReduce final : public Algorithm {
 
   // False when a party is gone; then the chunk stays undone, and the verdict over that party ends the operation.
   bool work(std::uint32_t chunk) {
-    const std::size_t width = size_of(call_.dtype);
-    const std::size_t end = std::min((chunk + 1) * chunk_, call_.elements) * width;
-    const std::size_t step = std::min(reach_.block_bytes(), chunk_ * width);
-    for (std::size_t offset = chunk * chunk_ * width; offset < end; offset += step) {
-      const std::size_t bytes = std::min(step, end - offset);
-      for (std::size_t i = 0; i < call_.count(); ++i) {
-        if (!call_.parties[i].present) continue;
-        leaves_[i] = reach_.input(i, offset, bytes);
-        if (leaves_[i] == nullptr) return false;
+    const std::size_t width = size_of(call_.dtype), result_width = size_of(call_.result_dtype);
+    const std::size_t end = std::min((chunk + 1) * chunk_, call_.elements);
+    const std::size_t step = std::min(reach_.block_bytes() / width, chunk_);
+    for (std::size_t offset = chunk * chunk_; offset < end; offset += step) {
+      const std::size_t elements = std::min(step, end - offset);
+      const auto leaves = reach_.leaves(offset * width, elements * width);
+      if (leaves.empty()) return false;
+      for (std::size_t i = 0; i < takers_.size(); ++i) {
+        outputs_[i] = reach_.output(takers_[i], offset * result_width, elements * result_width);
       }
-      for (std::size_t i = 0; i < takers_.size(); ++i) outputs_[i] = reach_.output(takers_[i], offset, bytes);
-      reduce({.dtype = call_.dtype,
-              .op = call_.op,
-              .leaves = leaves_,
-              .outputs = outputs_,
-              .elements = bytes / width,
-              .divisor = call_.divisor,
-              .prescale = call_.prescale,
-              .postscale = call_.postscale});
+      reducer_.reduce(offset, elements, leaves, outputs_);
       for (std::size_t taker : takers_) {
-        if (!reach_.deliver(taker, offset, bytes)) return false;
+        if (!reach_.deliver(taker, offset * result_width, elements * result_width)) return false;
       }
     }
     return true;
@@ -80,12 +72,12 @@ class DirectReduce final : public Algorithm {
 
   Call call_;
   transport::SharedMemory& shared_;
+  PartReducer reducer_;
   Reach reach_;
   std::atomic<std::uint32_t>* scratch_;
   std::size_t chunk_ = 0;  // elements
   std::uint32_t chunks_ = 0;
   std::vector<std::size_t> takers_;  // who gets the result
-  std::vector<const std::byte*> leaves_;
   std::vector<std::byte*> outputs_;
 };
 

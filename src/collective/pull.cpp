@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "collective/algorithm.hpp"
+#include "collective/part_reducer.hpp"
 #include "collective/reach.hpp"
-#include "collective/reduce_kernel.hpp"
 #include "collective/routes.hpp"
 #include "lockstep/error.hpp"
 
@@ -21,7 +21,11 @@ constexpr std::size_t kPiece = 512 * 1024;  // bytes between two looks for a ver
 class Pull final : public Algorithm {
  public:
   explicit Pull(const Call& call)
-      : call_(call), self_(static_cast<std::size_t>(call.self)), shared_(call.transport->shared()), reach_(call_) {
+      : call_(call),
+        self_(static_cast<std::size_t>(call.self)),
+        shared_(call.transport->shared()),
+        reducer_(call_),
+        reach_(call_, reducer_.leaves()) {
     bool counted = false;
     for (std::size_t i = 0; i < call_.count(); ++i) counted |= gives(call_, i) && !call_.parties[i].carried;
     if (counted && shared_ != nullptr) {
@@ -88,22 +92,12 @@ class Pull final : public Algorithm {
 
   bool fetch_reduced() {
     const Route way = route(call_, self_, self_);
-    std::vector<const std::byte*> leaves(call_.count(), nullptr);
+    const std::size_t width = size_of(call_.dtype);
     return in_pieces(way.bytes, [&](std::size_t at, std::size_t bytes) {
-      for (std::size_t i = 0; i < call_.count(); ++i) {
-        if (!call_.parties[i].present) continue;
-        leaves[i] = reach_.input(i, way.from + at, bytes);
-        if (leaves[i] == nullptr) return false;
-      }
-      std::byte* target = output_ + way.to + at;
-      reduce({.dtype = call_.dtype,
-              .op = call_.op,
-              .leaves = leaves,
-              .outputs = {&target, 1},
-              .elements = bytes / size_of(call_.dtype),
-              .divisor = call_.divisor,
-              .prescale = call_.prescale,
-              .postscale = call_.postscale});
+      const auto leaves = reach_.leaves(way.from + at, bytes);
+      if (leaves.empty()) return false;
+      std::byte* target = output_ + at / width * size_of(call_.result_dtype);
+      reducer_.reduce((way.from + at) / width, bytes / width, leaves, {&target, 1});
       return true;
     });
   }
@@ -111,6 +105,7 @@ class Pull final : public Algorithm {
   Call call_;
   std::size_t self_;
   transport::SharedMemory* shared_;
+  PartReducer reducer_;
   Reach reach_;
   std::byte* output_ = nullptr;
   std::atomic<std::uint32_t>* finished_ = nullptr;

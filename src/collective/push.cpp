@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "collective/algorithm.hpp"
-#include "collective/reduce_kernel.hpp"
+#include "collective/part_reducer.hpp"
 #include "collective/routes.hpp"
 
 namespace lockstep::collective {
@@ -16,7 +16,10 @@ constexpr std::uint32_t kData = 1;
 class Push final : public Algorithm {
  public:
   explicit Push(const Call& call)
-      : call_(call), messages_(*call.transport->messages()), self_(static_cast<std::size_t>(call.self)) {
+      : call_(call),
+        messages_(*call.transport->messages()),
+        self_(static_cast<std::size_t>(call.self)),
+        reducer_(call_) {
     if (call_.kind != Kind::all_to_all) {
       start();
       return;
@@ -64,16 +67,37 @@ class Push final : public Algorithm {
 
   void give_to(std::size_t destination) {
     const Route way = route(call_, self_, destination);
-    if (way.bytes > 0 && !call_.parties[self_].carried) {
-      messages_.send(call_.parties[destination].rank, call_.id, kData, {call_.input + way.from, way.bytes});
+    if (way.bytes == 0 || call_.parties[self_].carried) return;
+    std::span<const std::byte> data(call_.input + way.from, way.bytes);
+    std::vector<std::byte> packed;
+    if (is_reduction(call_.kind) && partials_of(call_, self_) != 1) {
+      packed = parts_of_partials(way);
+      data = packed;
     }
+    messages_.send(call_.parties[destination].rank, call_.id, kData, data);
+  }
+
+  // That part of each of this rank's partial sums, one behind the other.
+  std::vector<std::byte> parts_of_partials(const Route& way) const {
+    std::vector<std::byte> packed;
+    for (std::size_t i = 0; i < partials_of(call_, self_); ++i) {
+      const std::byte* from = call_.input + i * call_.bytes() + way.from;
+      packed.insert(packed.end(), from, from + way.bytes);
+    }
+    return packed;
   }
 
   // What is here already is put in place; the rest is awaited.
   void take_from(std::size_t source) {
     const Route way = route(call_, source, self_);
     if (way.bytes == 0) return;
-    if (is_reduction(call_.kind)) arrived_[source].resize(way.bytes);
+    if (is_reduction(call_.kind)) {
+      if (source == self_) {
+        arrived_[source] = parts_of_partials(way);
+        return;
+      }
+      arrived_[source].resize(way.bytes * partials_of(call_, source));
+    }
     const std::byte* here = source == self_                 ? call_.input
                             : call_.parties[source].carried ? call_.parties[source].input
                                                             : nullptr;
@@ -91,25 +115,20 @@ class Push final : public Algorithm {
   }
 
   void reduce_arrived() {
-    std::vector<const std::byte*> leaves(call_.count(), nullptr);
-    for (std::size_t i = 0; i < call_.count(); ++i) {
-      if (call_.parties[i].present) leaves[i] = arrived_[i].data();
+    const Route way = route(call_, self_, self_);
+    if (way.bytes == 0) return;
+    std::vector<const std::byte*> leaves;
+    for (const LeafTable::Entry& entry : reducer_.leaves().entries()) {
+      leaves.push_back(arrived_[entry.party].data() + entry.partial * way.bytes);
     }
-    const std::size_t elements = route(call_, self_, self_).bytes / size_of(call_.dtype);
-    if (elements == 0) return;
-    reduce({.dtype = call_.dtype,
-            .op = call_.op,
-            .leaves = leaves,
-            .outputs = {&output_, 1},
-            .elements = elements,
-            .divisor = call_.divisor,
-            .prescale = call_.prescale,
-            .postscale = call_.postscale});
+    const std::size_t width = size_of(call_.dtype);
+    reducer_.reduce(way.from / width, way.bytes / width, leaves, {&output_, 1});
   }
 
   Call call_;
   transport::Messages& messages_;
   std::size_t self_;
+  PartReducer reducer_;
   std::vector<std::vector<std::int64_t>> splits_;  // of the others
   std::vector<std::vector<std::byte>> arrived_;    // for reductions
   std::vector<std::size_t> awaited_;

@@ -15,11 +15,21 @@ std::size_t Reach::block_bytes() const {
   return private_memory ? kBlock : std::numeric_limits<std::size_t>::max();
 }
 
-const std::byte* Reach::input(std::size_t index, std::size_t offset, std::size_t bytes) {
-  const Party& party = call_.parties[index];
-  if (party.input != nullptr) return party.input + offset;
+std::span<const std::byte* const> Reach::leaves(std::size_t offset, std::size_t bytes) {
+  leaves_.resize(table_.size());
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    leaves_[i] = leaf(i, offset, bytes);
+    if (leaves_[i] == nullptr) return {};
+  }
+  return leaves_;
+}
+
+const std::byte* Reach::leaf(std::size_t index, std::size_t offset, std::size_t bytes) {
+  const LeafTable::Entry& entry = table_.entries()[index];
+  const Party& party = call_.parties[entry.party];
+  if (party.input != nullptr) return party.input + entry.offset + offset;
   std::byte* block = buffer(inputs_, index, bytes);
-  return shared_->read(party.rank, party.input_place, offset, {block, bytes}) ? block : nullptr;
+  return shared_->read(party.rank, party.input_place, entry.offset + offset, {block, bytes}) ? block : nullptr;
 }
 
 std::byte* Reach::output(std::size_t index, std::size_t offset, std::size_t bytes) {
@@ -34,7 +44,7 @@ bool Reach::deliver(std::size_t index, std::size_t offset, std::size_t bytes) {
 }
 
 std::byte* Reach::buffer(std::vector<std::vector<std::byte>>& buffers, std::size_t index, std::size_t bytes) {
-  buffers.resize(call_.count());
+  if (buffers.size() <= index) buffers.resize(index + 1);
   if (buffers[index].size() < bytes) buffers[index].resize(bytes);
   return buffers[index].data();
 }

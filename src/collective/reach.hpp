@@ -3,34 +3,40 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "collective/call.hpp"
+#include "collective/leaf_table.hpp"
 #include "transport/transport.hpp"
 
 namespace lockstep::collective {
 
 class Reach {
  public:
-  explicit Reach(const Call& call) : call_(call), shared_(call.transport->shared()) {}
+  Reach(const Call& call, const LeafTable& table) : call_(call), table_(table), shared_(call.transport->shared()) {}
 
   /// How much may be asked for at once: everything, unless blocks have to be copied.
   std::size_t block_bytes() const;
 
-  /// The party's input from `offset` on. nullptr: its process is gone. Valid until the next call for the same party.
-  const std::byte* input(std::size_t party, std::size_t offset, std::size_t bytes);
+  /// Every leaf of the table, each from `offset` bytes on. Empty: the process of one of the owners is gone. Valid until
+  /// the next call.
+  std::span<const std::byte* const> leaves(std::size_t offset, std::size_t bytes);
 
   /// Where to put the result for the party. What is not in shared memory must be sent off with `deliver`.
   std::byte* output(std::size_t party, std::size_t offset, std::size_t bytes);
   bool deliver(std::size_t party, std::size_t offset, std::size_t bytes);
 
  private:
-  std::byte* buffer(std::vector<std::vector<std::byte>>& buffers, std::size_t party, std::size_t bytes);
+  const std::byte* leaf(std::size_t index, std::size_t offset, std::size_t bytes);
+  static std::byte* buffer(std::vector<std::vector<std::byte>>& buffers, std::size_t party, std::size_t bytes);
 
   const Call& call_;
+  const LeafTable& table_;
   transport::SharedMemory* shared_;
-  std::vector<std::vector<std::byte>> inputs_;
-  std::vector<std::vector<std::byte>> outputs_;
+  std::vector<const std::byte*> leaves_;
+  std::vector<std::vector<std::byte>> inputs_;   // by leaf
+  std::vector<std::vector<std::byte>> outputs_;  // by party
 };
 
 }  // namespace lockstep::collective

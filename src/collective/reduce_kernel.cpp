@@ -219,7 +219,7 @@ HWY_ATTR std::size_t sum_float(const Reduction& reduction) {
 HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   const bool sum = reduction.op == ReduceOp::sum, average = reduction.op == ReduceOp::average;
   if ((!sum && !average) || reduction.leaves.size() > kMaxUnrolled) return 0;
-  if (reduction.prescale != 1.0 || reduction.postscale != 1.0) return 0;
+  if (reduction.prescale != 1.0 || reduction.postscale != 1.0 || !reduction.numbers.empty()) return 0;
   if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
   switch (reduction.dtype) {
     case DType::f32:
@@ -241,7 +241,7 @@ HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   }
 }
 
-// --- the general path: T is what lies in memory, A what is added
+// --- the general path: T is what lies in memory, A what is added, Result what is written
 
 constexpr std::size_t kTile = 256;
 
@@ -249,26 +249,42 @@ template <class T, class A>
 struct Plain {
   using Element = T;
   using Accumulator = A;
+  using Result = T;
   static A widen(T value) { return static_cast<A>(value); }
   static T narrow(A value) { return static_cast<T>(value); }
 };
 struct F16 {
   using Element = std::uint16_t;
   using Accumulator = float;
+  using Result = std::uint16_t;
   static float widen(std::uint16_t value) { return f32_from_f16(value); }
   static std::uint16_t narrow(float value) { return f16_from_f32(value); }
 };
 struct Bf16 {
   using Element = std::uint16_t;
   using Accumulator = float;
+  using Result = std::uint16_t;
   static float widen(std::uint16_t value) { return f32_from_bf16(value); }
   static std::uint16_t narrow(float value) { return bf16_from_f32(value); }
 };
 struct Bool {
   using Element = std::uint8_t;
   using Accumulator = std::uint8_t;
+  using Result = std::uint8_t;
   static std::uint8_t widen(std::uint8_t value) { return value != 0 ? 1 : 0; }
   static std::uint8_t narrow(std::uint8_t value) { return value; }
+};
+
+// Partial sums of a 16-bit type: f32 comes in or goes out.
+template <class Half>
+struct Opened : Half {
+  using Result = float;
+  static float narrow(float value) { return value; }
+};
+template <class Half>
+struct Closed : Half {
+  using Element = float;
+  static float widen(float value) { return value; }
 };
 
 struct Sum {
@@ -319,24 +335,42 @@ HWY_ATTR void scale(A* values, std::size_t count, double factor) {
   }
 }
 
-// Evaluates the subtree [first, first + n) over one tile into `out`; false when all its leaves are absent.
+// Which leaves of the list lie in which subtree: the list's part [from, to) belongs to the tree's [first, first + n).
+struct Subtree {
+  std::size_t from, to;
+  std::size_t first, n;
+};
+
+std::size_t split_of(const Reduction& reduction, const Subtree& tree) {
+  const std::size_t border = tree.first + left_leaves(tree.n);
+  if (reduction.numbers.empty()) return border;
+  const auto begin = reduction.numbers.begin();
+  return static_cast<std::size_t>(std::lower_bound(begin + static_cast<std::ptrdiff_t>(tree.from),
+                                                   begin + static_cast<std::ptrdiff_t>(tree.to), border) -
+                                  begin);
+}
+
+// Evaluates the subtree over one tile into `out`; false when all its leaves are absent.
 template <class Type, class Op>
-HWY_ATTR bool tile_tree(const Reduction& reduction, std::size_t first, std::size_t n, std::size_t start,
-                        std::size_t count, typename Type::Accumulator* out) {
-  if (n == 1) {
-    const std::byte* leaf = reduction.leaves[first];
+HWY_ATTR bool tile_tree(const Reduction& reduction, const Subtree& tree, std::size_t start, std::size_t count,
+                        typename Type::Accumulator* out) {
+  if (tree.from == tree.to) return false;
+  if (tree.to - tree.from == 1) {
+    const std::byte* leaf = reduction.leaves[tree.from];
     if (leaf == nullptr) return false;
     const auto* from = reinterpret_cast<const typename Type::Element*>(leaf) + start;
     for (std::size_t i = 0; i < count; ++i) out[i] = Type::widen(from[i]);
     scale(out, count, reduction.prescale);
     return true;
   }
-  const std::size_t left = left_leaves(n);
-  if (!tile_tree<Type, Op>(reduction, first, left, start, count, out)) {
-    return tile_tree<Type, Op>(reduction, first + left, n - left, start, count, out);
+  const std::size_t left = left_leaves(tree.n), split = split_of(reduction, tree);
+  const Subtree left_tree{tree.from, split, tree.first, left};
+  const Subtree right_tree{split, tree.to, tree.first + left, tree.n - left};
+  if (!tile_tree<Type, Op>(reduction, left_tree, start, count, out)) {
+    return tile_tree<Type, Op>(reduction, right_tree, start, count, out);
   }
   typename Type::Accumulator right[kTile];
-  if (tile_tree<Type, Op>(reduction, first + left, n - left, start, count, right)) {
+  if (tile_tree<Type, Op>(reduction, right_tree, start, count, right)) {
     for (std::size_t i = 0; i < count; ++i) out[i] = Op::join(out[i], right[i]);
   }
   return true;
@@ -346,9 +380,11 @@ template <class Type, class Op, bool kDivide>
 HWY_ATTR void general(const Reduction& reduction, std::size_t start) {
   using A = typename Type::Accumulator;
   A result[kTile];
+  const std::size_t leaves = reduction.leaves.size();
+  const Subtree whole{0, leaves, 0, reduction.numbers.empty() ? leaves : reduction.total};
   for (; start < reduction.elements; start += kTile) {
     const std::size_t count = std::min(kTile, reduction.elements - start);
-    tile_tree<Type, Op>(reduction, 0, reduction.leaves.size(), start, count, result);
+    tile_tree<Type, Op>(reduction, whole, start, count, result);
     if constexpr (kDivide) {
       for (std::size_t i = 0; i < count; ++i) {
         if constexpr (std::is_same_v<A, std::complex<float>> || std::is_same_v<A, std::complex<double>>) {
@@ -360,7 +396,7 @@ HWY_ATTR void general(const Reduction& reduction, std::size_t start) {
     }
     scale(result, count, reduction.postscale);
     for (std::byte* output : reduction.outputs) {
-      auto* to = reinterpret_cast<typename Type::Element*>(output) + start;
+      auto* to = reinterpret_cast<typename Type::Result*>(output) + start;
       for (std::size_t i = 0; i < count; ++i) to[i] = Type::narrow(result[i]);
     }
   }
@@ -380,7 +416,7 @@ HWY_ATTR void real_number(const Reduction& reduction, std::size_t start) {
     case ReduceOp::product:
       return general<Type, Product, false>(reduction, start);
     case ReduceOp::adasum:
-      return;  // refused by is_defined
+      return;  // is no matter of single elements: adasum.cpp
   }
 }
 
@@ -409,7 +445,15 @@ HWY_ATTR void boolean(const Reduction& reduction, std::size_t start) {
   any ? general<Bool, Max, false>(reduction, start) : general<Bool, Min, false>(reduction, start);
 }
 
+HWY_ATTR void reduce_converting(const Reduction& reduction) {
+  if (reduction.dtype == DType::f16) return real_number<Opened<F16>>(reduction, 0);
+  if (reduction.dtype == DType::bf16) return real_number<Opened<Bf16>>(reduction, 0);
+  return *reduction.result_dtype == DType::f16 ? real_number<Closed<F16>>(reduction, 0)
+                                               : real_number<Closed<Bf16>>(reduction, 0);
+}
+
 HWY_ATTR void reduce(const Reduction& reduction) {
+  if (reduction.result_dtype.value_or(reduction.dtype) != reduction.dtype) return reduce_converting(reduction);
   const std::size_t done = fast_path(reduction);
   if (done == reduction.elements) return;
   switch (reduction.dtype) {
@@ -461,8 +505,15 @@ void reduce(const Reduction& reduction) { HWY_DYNAMIC_DISPATCH(reduce)(reduction
 
 const char* kernel_target() { return HWY_DYNAMIC_DISPATCH(target_name)(); }
 
+bool converts(DType leaves, DType result) {
+  auto is_half = [](DType type) { return type == DType::f16 || type == DType::bf16; };
+  return leaves == result || (leaves == DType::f32 && is_half(result)) || (is_half(leaves) && result == DType::f32);
+}
+
 bool is_defined(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::adasum) return false;
+  if (op == ReduceOp::adasum) {
+    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+  }
   if (dtype == DType::boolean) return op != ReduceOp::average;
   if (dtype == DType::c64 || dtype == DType::c128) return op != ReduceOp::min && op != ReduceOp::max;
   return true;

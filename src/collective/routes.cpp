@@ -148,6 +148,10 @@ bool gives(const Call& call, std::size_t index) {
     case Kind::send:
     case Kind::receive:
       return call.is_root(index);
+    case Kind::all_reduce:
+    case Kind::reduce:
+    case Kind::reduce_scatter:
+      return call.total_leaves == 0 || call.parties[index].leaf_count > 0;
     default:
       return true;
   }

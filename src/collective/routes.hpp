@@ -25,8 +25,9 @@ struct Route {
   std::size_t bytes = 0;  ///< 0: nothing goes this way
 };
 
-/// What party `source` gives to party `destination` (which may be the same). For reductions `to` is where the reduced
-/// rows go. REQUIRES for all-to-all: splits of all parties are readable.
+/// What party `source` gives to party `destination` (which may be the same). For reductions it is the part of each
+/// partial sum, and `to` is 0: the result is all that the destination gets. REQUIRES for all-to-all: splits of all
+/// parties are readable.
 Route route(const Call& call, std::size_t source, std::size_t destination);
 
 /// Rows of this rank's result.

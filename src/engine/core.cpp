@@ -9,7 +9,7 @@
 #include "base/cpu.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
-#include "collective/reduce_kernel.hpp"
+#include "collective/leaf_table.hpp"
 #include "engine/patience.hpp"
 #include "engine/request.hpp"
 #include "engine/staging.hpp"
@@ -112,6 +112,8 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
                     operation->request.input.name));
   }
   stage(*operation, *transport_);
+  // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
+  if (operation->notice.detail.no_room != 0) operation->notice.head.signature = ~operation->notice.head.signature;
   return operation;
 }
 
@@ -267,10 +269,13 @@ void Core::begin_if_complete(std::uint64_t id) {
 
 void Core::begin(const OperationPtr& operation, const negotiation::Gathering& gathering) {
   const Request& request = operation->request;
-  if (!gathering.agreed()) {
+  if (operation->notice.detail.no_room != 0 || !gathering.agreed()) {
     std::vector<negotiation::Statement> statements;
     for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
       if (gathering.arrivals[i]) statements.push_back({gathering.members->ranks[i], gathering.arrivals[i].detail});
+    }
+    if (const auto text = negotiation::no_room_text(text_of(*operation), statements)) {
+      return fail(operation, Error(ErrorCode::system, *text));
     }
     const std::string name = negotiation::name_text(request.input.name, operation->order);
     fail(operation, Error(ErrorCode::mismatch, negotiation::disagreement_text(name, statements)));
@@ -295,9 +300,9 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
 }
 
 // A mistake of this rank's caller, or one that every rank sees alike, ends the operation here. When the machine refuses
-// to do its part, the others would wait for it in vain, so the world ends.
+// to do its part, or an epilogue does, the others would wait for it in vain, so the world ends.
 void Core::give_up(const OperationPtr& operation, const Error& error) {
-  if (error.code() != ErrorCode::system && error.code() != ErrorCode::internal) return fail(operation, error);
+  if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::mismatch) return fail(operation, error);
   transport_->pronounce(
       {.code = error.code(),
        .rank = transport_->rank(),
@@ -312,6 +317,9 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   call.kind = request.kind == Kind::receive ? Kind::send : request.kind;
   call.id = operation.notice.head.id;
   call.dtype = request.input.dtype;
+  call.result_dtype = request.result_dtype();
+  call.total_leaves = request.leaves.total;
+  call.epilogue = request.epilogue;
   call.op = request.op;
   call.root = request.root >= 0 ? static_cast<int>(*members.index_of(request.root)) : -1;
   call.prescale = request.prescale;
@@ -335,7 +343,8 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   const transport::NoticeDetail& shape = *gathering.arrivals[shaped_by].detail;
   call.row_elements = negotiation::row_elements_of(shape);
   call.elements = static_cast<std::size_t>(negotiation::rows_of(shape)) * call.row_elements;
-  call.divisor = request.by_contributors ? call.present() : call.count();
+  collective::check_leaf_ranges(call);
+  call.divisor = collective::divisor_of(call, request.by_contributors);
   call.received = &operation.received;
   call.make_output = [&operation, shape](std::int64_t rows) { return make_output(operation, shape, rows); };
   return call;
@@ -403,7 +412,7 @@ bool Core::progress() {
 // --- ending
 
 void Core::finish(const OperationPtr& operation) {
-  unstage(*operation, *transport_);
+  unstage(*operation);
   if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   recorder_.done(operation->trace);
   close(*operation);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <random>
 
@@ -290,17 +291,40 @@ TEST(Core, ANameInFlightIsRefusedAtTheCall) {
   });
 }
 
-TEST(Core, AHeapThatIsTooSmallIsAnErrorNotACrash) {
-  auto transports = make_world(Over::shm, 2, 4096);
-  Core core(world_options(0, 2), std::move(transports[0]));
-  std::vector<float> values(100'000);
-  try {
-    core.submit(all_reduce(values.data(), values.size(), "big"), false);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::system);
-    EXPECT_NE(std::string(error.what()).find("LOCKSTEP_HEAP_BYTES"), std::string::npos);
-  }
+void run_with_tiny_heap(const std::function<void(Core&)>& body) { run_world(Over::shm, 2, body, {}, 4096); }
+
+TEST(Core, WhatDoesNotFitTheHeapIsReadWhereItIs) {
+  run_with_tiny_heap([](Core& core) {
+    // With their first operations ranks find out whether they can read each other.
+    for (int i = 0; i < 3; ++i) run(core, barrier());
+    for (std::size_t elements : {std::size_t{10'000}, std::size_t{400'000}}) {
+      std::vector<float> values(elements, 1.5F);
+      run(core, all_reduce(values.data(), elements));
+      EXPECT_EQ(values, std::vector<float>(elements, 3.0F));
+    }
+  });
+}
+
+TEST(Core, NoRoomForWhatMustBeSharedFailsOnAllRanksAtOnceAndNothingElse) {
+  run_with_tiny_heap([](Core& core) {
+    float value = 1.0F;
+    if (core.options().rank == 0) {
+      void* all = core.transport().shared()->allocate(4096);
+      ASSERT_NE(all, nullptr);
+    }
+    std::vector<float> values(3000, 1.0F);
+    try {
+      run(core, all_reduce(values.data(), values.size(), "combined", ReduceOp::adasum));
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::system);
+      EXPECT_NE(std::string(error.what()).find("all-reduce 'combined': rank 0 had no room for"), std::string::npos)
+          << error.what();
+      EXPECT_NE(std::string(error.what()).find("LOCKSTEP_HEAP_BYTES"), std::string::npos);
+    }
+    run(core, all_reduce(&value, 1));
+    EXPECT_EQ(value, 2.0F);
+  });
 }
 
 TEST(Core, LeavesATimelineAndAFlightRecord) {

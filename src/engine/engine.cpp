@@ -3,6 +3,7 @@
 
 #include "engine/connect.hpp"
 #include "engine/core.hpp"
+#include "engine/request.hpp"
 #include "negotiation/groups.hpp"
 
 namespace lockstep {
@@ -37,12 +38,16 @@ Request reduction(Kind kind, const TensorView& input, const TensorView& output, 
   request.prescale = options.prescale;
   request.postscale = options.postscale;
   request.by_contributors = options.average_over_contributors;
+  request.rounded_to = options.result_type;
+  request.epilogue = options.epilogue;
+  if (options.leaves.total != 0) take_partials(request, options.leaves);
   return request;
 }
 
 // Nothing asked for that the short cut does not know.
 bool is_plain(const ReduceOptions& options) {
-  return !options.group.members() && options.prescale == 1.0 && options.postscale == 1.0;
+  return !options.group.members() && options.prescale == 1.0 && options.postscale == 1.0 && options.leaves.total == 0 &&
+         !options.result_type && !options.epilogue;
 }
 
 Request barrier_request(const std::string& name, const Group& group) {
@@ -119,8 +124,14 @@ void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   std::vector<Request> requests;
   requests.reserve(tensors.size());
-  for (const TensorPair& pair : tensors)
+  for (const TensorPair& pair : tensors) {
     requests.push_back(reduction(Kind::all_reduce, pair.input, pair.output, options));
+    if (!options.epilogue) continue;
+    requests.back().epilogue = [epilogue = options.epilogue, index = requests.size() - 1](ReducedSlice slice) {
+      slice.tensor = index;
+      epilogue(slice);
+    };
+  }
   return {core_->submit_together(std::move(requests)), core_};
 }
 

@@ -60,7 +60,7 @@ bool is_express(const ExpressCall& call, int size) {
   const std::size_t bytes = input.bytes();
   if (first != second && first < second + bytes && second < first + bytes) return false;
   if (call.kind == Kind::broadcast) return bytes <= transport::kOfferedBytes && call.root >= 0 && call.root < size;
-  return call.kind == Kind::all_reduce && collective::is_defined(input.dtype, call.op);
+  return call.kind == Kind::all_reduce && call.op != ReduceOp::adasum && collective::is_defined(input.dtype, call.op);
 }
 
 Request request_of(const ExpressCall& call, const negotiation::MembersPtr& world) {
@@ -79,7 +79,7 @@ Request request_of(const ExpressCall& call, const negotiation::MembersPtr& world
 
 void Core::run_to_end(Request request) {
   const bool simple = (!request.group || request.group->id == negotiation::kWorld) && request.input.name.empty() &&
-                      request.prescale == 1.0 && request.postscale == 1.0;
+                      request.prescale == 1.0 && request.postscale == 1.0 && is_plain(request);
   const ExpressCall call{.kind = request.kind,
                          .input = &request.input,
                          .output = &request.output,

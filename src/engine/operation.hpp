@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
+#include "lockstep/leaves.hpp"
 #include "lockstep/types.hpp"
 #include "negotiation/groups.hpp"
 #include "trace/recorder.hpp"
@@ -22,7 +24,7 @@ namespace lockstep::engine {
 /// What a caller asks for.
 struct Request {
   collective::Kind kind = collective::Kind::barrier;
-  TensorView input;   ///< its name is the operation's
+  TensorView input;   ///< its name is the operation's; of partial sums, the first
   TensorView output;  ///< without memory: the engine makes it (not for reductions of a whole tensor, nor broadcasts)
   ReduceOp op = ReduceOp::sum;
   int root = -1;      ///< a rank of the world; of a pair, the sender
@@ -34,6 +36,14 @@ struct Request {
   bool by_contributors = false;
   std::vector<std::int64_t> splits = {};  ///< all-to-all: rows for each member of the group
   negotiation::MembersPtr group = {};     ///< nullptr: the world
+  LeafRange leaves = {};                  ///< reductions over given leaves (total != 0): those that this rank owns
+  std::size_t partials = 1;               ///< partial sums that follow each other at `input`
+  std::optional<DType> rounded_to = {};   ///< reductions: type of the result, unless that of the input
+  Epilogue epilogue = {};                 ///< reductions: may be none
+
+  DType result_dtype() const { return rounded_to.value_or(input.dtype); }
+  std::size_t input_bytes() const { return partials * input.bytes(); }
+  std::size_t result_bytes() const { return static_cast<std::size_t>(input.elements()) * size_of(result_dtype()); }
 };
 
 /// Owned by the engine's Core, which also guards every field except `state`.
@@ -49,7 +59,9 @@ class Operation {
   transport::Notice notice;              ///< what this rank announces
   std::deque<transport::Notice> offers;  ///< what peers offered, as notices
   std::byte* staged = nullptr;           ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_result = nullptr;    ///< where in that block peers put the result
   std::byte* staged_splits = nullptr;    ///< the splits of an all-to-all there
+  std::byte* workspace = nullptr;        ///< of an Adasum there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;

@@ -26,9 +26,9 @@ bool has_root(Kind kind) {
 // The result has the shape of the input, and may lie where the input lies.
 bool keeps_shape(Kind kind) { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast; }
 
-void check_memory(const TensorView& tensor, const char* which) {
+void check_memory(const TensorView& tensor, const char* which, bool needed = true) {
   if (tensor.device != Device::cpu) refuse(fmt::format("tensor '{}' is not on the CPU", tensor.name));
-  if (tensor.bytes() > 0 && tensor.data == nullptr) {
+  if (needed && tensor.bytes() > 0 && tensor.data == nullptr) {
     refuse(fmt::format("{} tensor '{}' has {} bytes but no memory", which, tensor.name, tensor.bytes()));
   }
 }
@@ -39,10 +39,11 @@ void check_overlap(const Request& request) {
   const TensorView& output = request.output;
   const auto* first = static_cast<const std::byte*>(input.data);
   const auto* second = static_cast<const std::byte*>(output.data);
-  if (first == nullptr || second == nullptr || (first == second && keeps_shape(request.kind))) return;
-  if (first < second + output.bytes() && second < first + input.bytes()) {
+  const bool may_be_same = keeps_shape(request.kind) && request.result_dtype() == input.dtype;
+  if (first == nullptr || second == nullptr || (first == second && may_be_same)) return;
+  if (first < second + output.bytes() && second < first + request.input_bytes()) {
     refuse(fmt::format("input and output of '{}' overlap; pass {}two tensors apart", input.name,
-                       keeps_shape(request.kind) ? "the same memory or " : ""));
+                       may_be_same ? "the same memory or " : ""));
   }
 }
 
@@ -58,7 +59,73 @@ void check_splits(const Request& request) {
   }
 }
 
+// What is promised of leaves, that the result does not depend on who owns them, must not be lost in the partial sums.
+void check_leaves(const Request& request) {
+  const DType dtype = request.input.dtype;
+  if (partial_type(dtype) != dtype) {
+    refuse(fmt::format("partial sums of '{}' are {}: give them as float32, which is rounded once, at the end",
+                       request.input.name, name_of(dtype)));
+  }
+  const bool narrow_integer = dtype < DType::u64 && dtype != DType::boolean;
+  if (request.op == ReduceOp::average && narrow_integer) {
+    refuse(fmt::format("an average of {} (tensor '{}') is summed in 64 bits: give 64-bit partial sums", name_of(dtype),
+                       request.input.name));
+  }
+  if (request.prescale != 1.0) {
+    refuse(fmt::format("partial sums of '{}' cannot be prescaled, only their leaves (sum_leaves does it)",
+                       request.input.name));
+  }
+}
+
+void check_reduction(const Request& request) {
+  const TensorView& input = request.input;
+  if (!collective::is_defined(input.dtype, request.op)) {
+    refuse(fmt::format("{} of {} (tensor '{}') is not defined", name_of(request.op), name_of(input.dtype), input.name));
+  }
+  if (!collective::converts(input.dtype, request.result_dtype())) {
+    refuse(fmt::format("'{}' cannot be reduced from {} to {}: only float32 to a 16-bit type of float, and back",
+                       input.name, name_of(input.dtype), name_of(request.result_dtype())));
+  }
+  if (input.dtype == DType::boolean && (request.prescale != 1.0 || request.postscale != 1.0)) {
+    refuse(fmt::format("tensor '{}' is of type bool and cannot be scaled", input.name));
+  }
+  if (request.kind == Kind::reduce_scatter && input.shape.empty())
+    refuse(fmt::format("reduce-scatter of '{}': a scalar has no rows to cut", input.name));
+  if (request.leaves.total != 0) check_leaves(request);
+  const bool simple = request.leaves.total == 0 && request.result_dtype() == input.dtype && !request.epilogue;
+  if (request.op == ReduceOp::adasum && (request.kind != Kind::all_reduce || !simple)) {
+    refuse(
+        fmt::format("Adasum of '{}': it is for all-reduce only, without leaves, result type or epilogue", input.name));
+  }
+}
+
 }  // namespace
+
+void take_partials(Request& request, const LeafRange& leaves) {
+  TensorView& input = request.input;
+  const std::size_t blocks = leaf_blocks(leaves).size();
+  if (input.shape.empty() || input.shape.front() != static_cast<std::int64_t>(blocks)) {
+    refuse(
+        fmt::format("{} of '{}': leaves {} to {} of {} are {} partial sums, so the input must have a first dimension "
+                    "of that extent; its shape is [{}]",
+                    name_of(request.kind), input.name, leaves.first, leaves.first + leaves.count - 1, leaves.total,
+                    blocks, fmt::join(input.shape, ", ")));
+  }
+  input.shape.erase(input.shape.begin());
+  if (!input.strides.empty()) {
+    if (blocks > 1 && input.strides.front() != input.elements()) {
+      refuse(fmt::format("partial sums of '{}' must lie one after another, without gaps", input.name));
+    }
+    input.strides.erase(input.strides.begin());
+  }
+  request.leaves = leaves;
+  request.partials = blocks;
+}
+
+bool is_plain(const Request& request) {
+  return request.leaves.total == 0 && request.result_dtype() == request.input.dtype && !request.epilogue &&
+         request.op != ReduceOp::adasum;
+}
 
 void check_request(const Request& request, int rank) {
   const TensorView& input = request.input;
@@ -76,30 +143,22 @@ void check_request(const Request& request, int rank) {
                        request.root, fmt::join(members.ranks, ", ")));
   }
   const bool gives = request.kind != Kind::receive && (request.kind != Kind::scatter || request.root == rank);
-  if (gives) check_memory(input, "input");
+  if (gives) check_memory(input, "input", request.partials > 0);
   const bool takes = request.kind == Kind::all_reduce || request.kind == Kind::broadcast ||
                      (request.kind == Kind::reduce && request.root == rank);
   if (takes) {
     const TensorView& output = request.output;
-    if (input.shape != output.shape || input.dtype != output.dtype || input.strides != output.strides) {
+    if (input.shape != output.shape || request.result_dtype() != output.dtype || input.strides != output.strides) {
       refuse(fmt::format("input and output of '{}' must have the same type, shape and strides", input.name));
     }
     check_memory(output, "output");
   } else if (request.output.data != nullptr) {
-    if (request.output.dtype != input.dtype)
+    if (request.output.dtype != request.result_dtype())
       refuse(fmt::format("input and output of '{}' must have the same type", input.name));
     check_memory(request.output, "output");
   }
   check_overlap(request);
-  if (is_reduction(request.kind) && !collective::is_defined(input.dtype, request.op)) {
-    refuse(fmt::format("{} of {} (tensor '{}') is not defined", name_of(request.op), name_of(input.dtype), input.name));
-  }
-  if (is_reduction(request.kind) && input.dtype == DType::boolean &&
-      (request.prescale != 1.0 || request.postscale != 1.0)) {
-    refuse(fmt::format("tensor '{}' is of type bool and cannot be scaled", input.name));
-  }
-  if (request.kind == Kind::reduce_scatter && input.shape.empty())
-    refuse(fmt::format("reduce-scatter of '{}': a scalar has no rows to cut", input.name));
+  if (is_reduction(request.kind)) check_reduction(request);
   if (request.kind == Kind::all_to_all) check_splits(request);
 }
 
@@ -112,6 +171,11 @@ void announce_in(transport::Notice& notice, const Request& request) {
     notice.detail.prescale = request.prescale;
     notice.detail.postscale = request.postscale;
     notice.detail.by_contributors = request.by_contributors ? 1 : 0;
+    notice.detail.result_dtype = static_cast<std::int32_t>(request.result_dtype());
+    notice.detail.has_epilogue = request.epilogue ? 1 : 0;
+    notice.detail.total_leaves = request.leaves.total;
+    notice.detail.first_leaf = request.leaves.first;
+    notice.detail.leaf_count = request.leaves.count;
   }
   notice.head.kind = static_cast<std::uint8_t>(request.kind);
   notice.head.group = is_pair(request.kind) ? negotiation::kWorld : request.group->id;

@@ -8,6 +8,14 @@
 
 namespace lockstep::engine {
 
+/// Makes a reduction take partial sums: its input has one more dimension in front, as leaf_blocks says. Throws
+/// Error(invalid_argument) when it has not.
+void take_partials(Request& request, const LeafRange& leaves);
+
+/// A reduction, if it is one, of the simplest kind: every rank gives one tensor, and gets the result in its type, as it
+/// is.
+bool is_plain(const Request& request);
+
 /// Throws Error(invalid_argument) for a request that makes no sense on `rank`. REQUIRES: the group is set.
 void check_request(const Request& request, int rank);
 

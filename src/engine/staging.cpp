@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
+#include "base/log.hpp"
+#include "collective/adasum_plan.hpp"
+#include "engine/request.hpp"
 #include "negotiation/description.hpp"
 
 namespace lockstep::engine {
@@ -41,18 +46,59 @@ transport::Place place_of(const void* data, std::size_t bytes, transport::Shared
   return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
 }
 
-std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
-                        transport::SharedMemory& shared) {
+// A tiny tensor travels in the notice, unless ranks give different amounts, or one of them has to compute for all.
+bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && is_plain(request); }
+
+// nullptr when there is no room, which the notice then says.
+std::byte* heap_block(std::size_t bytes, Operation& operation, transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));
-  if (block == nullptr) {
-    throw Error(
-        ErrorCode::system,
-        fmt::format("no room for {} bytes of {} '{}' in the shared heap. Raise LOCKSTEP_HEAP_BYTES, or work in smaller "
-                    "pieces.",
-                    bytes, name_of(operation.request.kind), operation.request.input.name));
-  }
-  std::memcpy(block, data, bytes);
+  if (block == nullptr) operation.notice.detail.no_room = bytes;
   return block;
+}
+
+// The full heap is no reason to fail where peers can read and write this rank's own memory.
+void leave_in_place(Operation& operation, std::size_t bytes, std::size_t result_bytes,
+                    transport::Transport& transport) {
+  const Request& request = operation.request;
+  transport::SharedMemory& shared = *transport.shared();
+  auto find = [&](const void* data, std::size_t size) {
+    const transport::Place place = shared.place_of(data, size);
+    return place == kNowhere ? shared.private_place(data) : place;
+  };
+  const transport::Place input = bytes > 0 ? find(request.input.data, bytes) : kNowhere;
+  const transport::Place output = result_bytes > 0 ? find(request.output.data, result_bytes) : kNowhere;
+  if ((bytes > 0 && input == kNowhere) || (result_bytes > 0 && output == kNowhere)) return;
+  operation.notice.head.input = input;
+  if (result_bytes > 0) operation.notice.head.output = output;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true)) {
+    log::warn(transport.rank(), fmt::format("no room for {} bytes in the shared heap: such tensors are read where they "
+                                            "are, which is slower. Raise LOCKSTEP_HEAP_BYTES or the memory limit.",
+                                            operation.notice.detail.no_room));
+  }
+  operation.notice.detail.no_room = 0;
+}
+
+// One block for the input and the result. The result takes the input's place where each element of it needs only the
+// elements at its own place there; otherwise it comes behind.
+// False when there is no room.
+bool stage_copy(Operation& operation, std::size_t bytes, std::size_t result_bytes, transport::SharedMemory& shared) {
+  const Request& request = operation.request;
+  transport::NoticeHead& head = operation.notice.head;
+  constexpr std::size_t kLine = 128;
+  const bool in_place = bytes >= result_bytes && request.result_dtype() == request.input.dtype;
+  const std::size_t behind = in_place ? 0 : (bytes + kLine - 1) / kLine * kLine;
+  operation.staged = heap_block(std::max(bytes, behind + result_bytes), operation, shared);
+  if (operation.staged == nullptr) return false;
+  if (bytes > 0) {
+    std::memcpy(operation.staged, request.input.data, bytes);
+    head.input = shared.place_of(operation.staged, bytes);
+  }
+  if (result_bytes > 0) {
+    operation.staged_result = operation.staged + behind;
+    head.output = shared.place_of(operation.staged_result, result_bytes);
+  }
+  return true;
 }
 
 }  // namespace
@@ -62,8 +108,8 @@ void stage(Operation& operation, transport::Transport& transport) {
   const int rank = transport.rank();
   if (!gives(request, rank)) return;
   transport::NoticeHead& head = operation.notice.head;
-  const std::size_t bytes = request.input.bytes();
-  if (bytes > 0 && bytes <= transport::kInlineBytes && request.kind != Kind::all_to_all) {
+  const std::size_t bytes = request.input_bytes();
+  if (bytes > 0 && bytes <= transport::kInlineBytes && may_be_inline(request)) {
     head.inline_bytes = static_cast<std::uint16_t>(bytes);
     std::memcpy(head.inline_data, request.input.data, bytes);
     return;
@@ -72,43 +118,48 @@ void stage(Operation& operation, transport::Transport& transport) {
   if (shared == nullptr) return;
   if (request.kind == Kind::all_to_all) {
     const std::size_t table = request.splits.size() * sizeof(std::int64_t);
-    operation.staged_splits = copy_to_heap(request.splits.data(), table, operation, *shared);
+    operation.staged_splits = heap_block(table, operation, *shared);
+    if (operation.staged_splits == nullptr) return;
+    std::memcpy(operation.staged_splits, request.splits.data(), table);
     head.output = shared->place_of(operation.staged_splits, table);
   }
-  if (bytes == 0) return;
-  if (request.kind == Kind::all_reduce && bytes <= transport::kOfferedBytes) {
-    operation.staged = copy_to_heap(request.input.data, bytes, operation, *shared);
+  if (request.kind == Kind::all_reduce && bytes > 0 && bytes <= transport::kOfferedBytes && is_plain(request)) {
+    operation.staged = heap_block(bytes, operation, *shared);
+    if (operation.staged == nullptr) return;
+    std::memcpy(operation.staged, request.input.data, bytes);
     head.input = shared->place_of(operation.staged, bytes);
     head.flags |= transport::kCopied;
     return;
   }
-  head.input = place_of(request.input.data, bytes, *shared);
-  const bool written = is_written_by_peers(request, rank);
-  const transport::Place output = written ? place_of(request.output.data, bytes, *shared) : kNowhere;
-  if (head.input == kNowhere || (written && output == kNowhere)) {
-    try {
-      operation.staged = copy_to_heap(request.input.data, bytes, operation, *shared);
-    } catch (const Error&) {
-      drop_staged(operation, transport);
-      throw;
-    }
-    head.input = shared->place_of(operation.staged, bytes);
-    if (written) head.output = head.input;
-  } else if (written) {
-    head.output = output;
+  if (is_reduction(request.kind) && request.op == ReduceOp::adasum && bytes > 0) {
+    const auto elements = static_cast<std::size_t>(request.input.elements());
+    const std::size_t size = collective::most_measured(elements, request.group->ranks.size()) * sizeof(double);
+    operation.workspace = heap_block(size, operation, *shared);
+    if (operation.workspace == nullptr) return;
+    operation.notice.detail.workspace = shared->place_of(operation.workspace, size);
+  }
+  const std::size_t result_bytes = is_written_by_peers(request, rank) ? request.result_bytes() : 0;
+  const auto input = bytes > 0 ? place_of(request.input.data, bytes, *shared) : kNowhere;
+  const auto output = result_bytes > 0 ? place_of(request.output.data, result_bytes, *shared) : kNowhere;
+  if ((bytes == 0 || input != kNowhere) && (result_bytes == 0 || output != kNowhere)) {
+    head.input = input;
+    if (result_bytes > 0) head.output = output;
+    return;
+  }
+  if (!stage_copy(operation, bytes, result_bytes, *shared)) {
+    leave_in_place(operation, bytes, result_bytes, transport);
   }
 }
 
-void unstage(Operation& operation, transport::Transport& transport) {
+void unstage(Operation& operation) {
   const Request& request = operation.request;
-  const bool copied = (operation.notice.head.flags & transport::kCopied) != 0;
-  if (operation.staged != nullptr && !copied && is_written_by_peers(request, transport.rank())) {
-    std::memcpy(request.output.data, operation.staged, request.output.bytes());
+  if (operation.staged_result != nullptr) {
+    std::memcpy(request.output.data, operation.staged_result, request.result_bytes());
   }
 }
 
 void drop_staged(Operation& operation, transport::Transport& transport) {
-  for (std::byte** block : {&operation.staged, &operation.staged_splits}) {
+  for (std::byte** block : {&operation.staged, &operation.staged_splits, &operation.workspace}) {
     if (*block != nullptr) transport.shared()->deallocate(*block);
     *block = nullptr;
   }
@@ -124,6 +175,11 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
     party.scratch = shared->scratch(party.rank, notice.position);
   }
   party.rows = negotiation::rows_of(*notice.detail);
+  party.first_leaf = notice.detail->first_leaf;
+  party.leaf_count = notice.detail->leaf_count;
+  if (shared != nullptr && notice.detail->workspace != kNowhere) {
+    party.workspace = shared->at(party.rank, notice.detail->workspace);
+  }
   if (kind == Kind::all_to_all && notice.head == &own.notice.head) party.splits = own.request.splits.data();
   if (head.inline_bytes > 0) {
     party.input = notice.offer != nullptr ? notice.offer->data : head.inline_data;
@@ -147,7 +203,7 @@ std::byte* make_output(Operation& operation, const transport::NoticeDetail& like
   const Request& request = operation.request;
   TensorView& result = operation.result;
   result = request.output;
-  result.dtype = request.input.dtype;
+  result.dtype = request.result_dtype();
   std::vector<std::int64_t> shape(like.shape, like.shape + like.ndim);
   const auto kind = request.kind;
   const bool keeps_shape = kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast ||

@@ -7,11 +7,11 @@
 namespace lockstep::engine {
 
 /// Decides how the input reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over
-/// messages there is nothing to do. Throws Error(system) when the heap is full.
+/// messages there is nothing to do. When the heap is full and peers cannot read this process, the notice says so.
 void stage(Operation& operation, transport::Transport& transport);
 
 /// Copies a result that was made in the staged copy to where the caller wants it.
-void unstage(Operation& operation, transport::Transport& transport);
+void unstage(Operation& operation);
 
 /// Gives the copies back to the heap.
 void drop_staged(Operation& operation, transport::Transport& transport);

@@ -41,8 +41,9 @@ inline Options world_options(int rank, int size) {
 }
 
 /// Runs `body(core)` on every rank at once; rethrows the first exception.
-inline void run_world(Over over, int size, const std::function<void(Core&)>& body, const Options& base = {}) {
-  auto transports = make_world(over, size);
+inline void run_world(Over over, int size, const std::function<void(Core&)>& body, const Options& base = {},
+                      std::size_t arena_bytes = 32 << 20) {
+  auto transports = make_world(over, size, arena_bytes);
   std::vector<std::unique_ptr<Core>> cores;
   for (int rank = 0; rank < size; ++rank) {
     Options options = base;

@@ -13,12 +13,14 @@ namespace {
 constexpr std::size_t kAlignment = 128;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLarge = 64 * 1024;
+constexpr std::size_t kCommitUnit = 64 * 1024;
 
 std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 
-Arena::Arena(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {
+Arena::Arena(std::byte* base, std::size_t bytes, Commit commit)
+    : base_(base), bytes_(bytes), commit_(std::move(commit)), committed_(bytes / kCommitUnit + 1) {
   if (bytes > 0) add_gap(0, bytes);
 }
 
@@ -31,6 +33,7 @@ void* Arena::allocate(std::size_t bytes) {
     const auto [gap_bytes, gap_offset] = *it;
     const std::size_t offset = round_up(gap_offset, unit);
     if (offset + wanted > gap_offset + gap_bytes) continue;  // too small once aligned
+    if (!commit(offset, wanted)) continue;                   // another gap may have been used before
     remove_gap(gaps_.find(gap_offset));
     if (offset > gap_offset) add_gap(gap_offset, offset - gap_offset);
     const std::size_t rest = gap_offset + gap_bytes - (offset + wanted);
@@ -40,6 +43,23 @@ void* Arena::allocate(std::size_t bytes) {
     return base_ + offset;
   }
   return nullptr;
+}
+
+bool Arena::commit(std::size_t offset, std::size_t bytes) {
+  if (!commit_) return true;
+  const std::size_t end = (offset + bytes + kCommitUnit - 1) / kCommitUnit;
+  for (std::size_t unit = offset / kCommitUnit; unit < end;) {
+    std::size_t last = unit;
+    while (last < end && !committed_[last]) ++last;
+    if (last > unit) {
+      const std::size_t first = unit * kCommitUnit;
+      if (!commit_(base_ + first, std::min(last * kCommitUnit, bytes_) - first)) return false;
+      std::fill(committed_.begin() + static_cast<std::ptrdiff_t>(unit),
+                committed_.begin() + static_cast<std::ptrdiff_t>(last), true);
+    }
+    unit = last + 1;
+  }
+  return true;
 }
 
 void Arena::deallocate(void* block) {

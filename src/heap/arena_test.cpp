@@ -24,6 +24,23 @@ TEST(Arena, AlignsBlocksAndRefusesWhatDoesNotFit) {
   EXPECT_NE(arena.allocate(0), nullptr);
 }
 
+TEST(Arena, CommitsMemoryOnceAndIsFullWhenThatIsRefused) {
+  std::vector<std::byte> memory(1 << 20);
+  std::size_t committed = 0, limit = 256 << 10;
+  Arena arena(memory.data(), memory.size(), [&](std::byte*, std::size_t bytes) {
+    if (committed + bytes > limit) return false;
+    committed += bytes;
+    return true;
+  });
+  void* first = arena.allocate(200'000);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(committed, 256U << 10);
+  EXPECT_EQ(arena.allocate(300'000), nullptr) << "the machine refuses";
+  arena.deallocate(first);
+  EXPECT_EQ(arena.allocate(200'000), first) << "what was committed is used again";
+  EXPECT_EQ(committed, 256U << 10);
+}
+
 TEST(Arena, NamesADoubleFree) {
   std::vector<std::byte> memory(1 << 16);
   Arena arena(memory.data(), memory.size());

@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+
+#include "base/memory_limit.hpp"
 #include "lockstep/error.hpp"
 
 namespace lockstep::heap {
@@ -41,6 +44,17 @@ std::size_t arena_stride(const SegmentShape& shape) {
 }
 std::size_t total_bytes(const SegmentShape& shape) { return arena_offset(shape) + shape.ranks * arena_stride(shape); }
 
+// What the program itself may want in the next moment; the memory is better left to it.
+constexpr std::size_t kReserve = 16 << 20;
+
+bool take_memory(int fd, std::size_t offset, std::size_t bytes) {
+  int failed = 0;
+  do {
+    failed = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
+}
+
 std::byte* map(const Fd& fd, std::size_t bytes) {
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) {
@@ -63,6 +77,12 @@ Fd Segment::create(const SegmentShape& shape) {
   }
   // A peer that could shrink the file could kill everybody else with SIGBUS.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_errno("seal shared memory");
+  const auto left = memory_left();
+  if ((left && *left < arena_offset(shape)) || !take_memory(fd.get(), 0, arena_offset(shape))) {
+    throw Error(ErrorCode::system, fmt::format("no memory for the {} MB in which {} ranks meet. Raise the memory limit "
+                                               "of the job or container.",
+                                               (arena_offset(shape) >> 20) + 1, shape.ranks));
+  }
   const std::size_t head = control_offset(shape);
   std::byte* base = map(fd, head);
   *reinterpret_cast<Header*>(base) = {.magic = kMagic, .shape = shape};
@@ -84,7 +104,15 @@ std::shared_ptr<Segment> Segment::attach(const Fd& fd) {
     throw Error(ErrorCode::internal, "the shared memory received from rank 0 is not Lockstep's");
   }
   const auto bytes = static_cast<std::size_t>(status.st_size);
-  return std::shared_ptr<Segment>(new Segment(map(fd, bytes), bytes, header.shape));
+  Fd own(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own) throw_errno("keep the shared memory of this host");
+  return std::shared_ptr<Segment>(new Segment(std::move(own), map(fd, bytes), bytes, header.shape));
+}
+
+bool Segment::commit(const std::byte* first, std::size_t bytes) const {
+  const auto left = memory_left();
+  if (left && *left < bytes + kReserve) return false;
+  return take_memory(fd_.get(), static_cast<std::size_t>(first - base_), bytes);
 }
 
 Segment::~Segment() { ::munmap(base_, bytes_); }

@@ -39,9 +39,15 @@ class Segment {
   std::byte* control(int rank) const;
   std::byte* arena(int rank) const;
 
- private:
-  Segment(std::byte* base, std::size_t bytes, const SegmentShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
+  /// Takes memory for that part of the mapping now, so that touching it cannot kill anybody. False: the system refuses,
+  /// or a memory limit is so near that the kernel would end a process instead of refusing.
+  bool commit(const std::byte* first, std::size_t bytes) const;
 
+ private:
+  Segment(Fd fd, std::byte* base, std::size_t bytes, const SegmentShape& shape)
+      : fd_(std::move(fd)), base_(base), bytes_(bytes), shape_(shape) {}
+
+  Fd fd_;
   std::byte* base_;
   std::size_t bytes_;
   SegmentShape shape_;

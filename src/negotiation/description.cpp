@@ -142,6 +142,12 @@ std::string text_of(const NoticeDetail& detail) {
   if (detail.by_contributors != 0) text += ", divided by contributors";
   if (detail.prescale != 1.0) text += fmt::format(", prescale {}", detail.prescale);
   if (detail.postscale != 1.0) text += fmt::format(", postscale {}", detail.postscale);
+  if (!collective::is_reduction(kind)) return text;
+  if (detail.total_leaves != 0) text += fmt::format(", over {} leaves", detail.total_leaves);
+  if (detail.result_dtype != detail.dtype) {
+    text += fmt::format(", rounded to {}", name_of(static_cast<DType>(detail.result_dtype)));
+  }
+  if (detail.has_epilogue != 0) text += ", with an epilogue";
   return text;
 }
 
@@ -167,6 +173,19 @@ std::string disagreement_text(const std::string& name, std::span<const Statement
          " Likely cause: the ranks run different code or see differently shaped data. Every rank must submit the same "
          "operation "
          "with the same shape, type and options under one name.";
+}
+
+std::optional<std::string> no_room_text(const std::string& operation, std::span<const Statement> statements) {
+  std::vector<std::string> lacking;
+  for (const Statement& statement : statements) {
+    if (statement.detail->no_room == 0) continue;
+    lacking.push_back(fmt::format("rank {} had no room for {} bytes", statement.rank, statement.detail->no_room));
+  }
+  if (lacking.empty()) return std::nullopt;
+  return fmt::format(
+      "{}: {} in the shared heap, and its peers cannot read its own memory instead. Raise "
+      "LOCKSTEP_HEAP_BYTES or the memory limit of the job, or work in smaller pieces.",
+      operation, fmt::join(lacking, ", "));
 }
 
 std::int64_t rows_of(const NoticeDetail& detail) { return detail.ndim == 0 ? 1 : detail.shape[0]; }

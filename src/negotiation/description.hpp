@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -32,6 +33,9 @@ struct Statement {
 
 /// Says which rank had what, ranks that agree together.
 std::string disagreement_text(const std::string& name, std::span<const Statement> statements);
+
+/// Names the ranks that had no room in the heap for their part; nullopt when all had.
+std::optional<std::string> no_room_text(const std::string& operation, std::span<const Statement> statements);
 
 /// Rows and elements per row of a described tensor. A scalar is one row of one element.
 std::int64_t rows_of(const transport::NoticeDetail& detail);

@@ -50,9 +50,17 @@ struct NoticeDetail {
   double prescale = 1.0;
   double postscale = 1.0;
   std::int32_t ndim = 0;
-  std::uint32_t order = 0;  ///< how the dimensions lie in memory, outermost first, four bits each
-  std::int64_t shape[kMaxDims] = {};
+  std::uint32_t order = 0;            ///< how the dimensions lie in memory, outermost first, four bits each
+  std::int64_t shape[kMaxDims] = {};  ///< of one partial sum, where several are given
+  std::int64_t total_leaves = 0;      ///< of a reduction; 0: every rank is one
+  std::int32_t result_dtype = 0;      ///< of a reduction
+  std::int32_t has_epilogue = 0;
   char name[kNameBytes] = {};
+  // What follows is each rank's own and no part of the agreement.
+  std::int64_t first_leaf = 0;
+  std::int64_t leaf_count = 0;
+  std::uint64_t no_room = 0;   ///< not 0: the owner cannot take part, because so many bytes found no room in the heap
+  Place workspace = kNowhere;  ///< Adasum: where the owner puts what it has measured
 };
 
 struct Notice {

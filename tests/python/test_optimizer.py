@@ -391,7 +391,7 @@ def misuse():
     ):
         with pytest.raises(ValueError, match=message):
             hvd.DistributedOptimizer(plain, names)
-    with pytest.raises(ValueError, match="Average or Sum"):
+    with pytest.raises(ValueError, match="Average, Sum or Adasum"):
         hvd.DistributedOptimizer(plain, op=hvd.Max)
     with pytest.raises(ValueError, match="at least 1"):
         hvd.DistributedOptimizer(plain, backward_passes_per_step=0)

@@ -21,9 +21,10 @@ from lockstep import world
 from lockstep.engine import ReduceOp, reduce_options
 from lockstep.errors import InvalidArgumentError
 from lockstep.process_sets import ProcessSet, global_process_set
+from lockstep.torch.adasum import DistributedAdasum
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.gradient import Gradient, Reduction
-from lockstep.torch.reduction import Average, Sum, allreduce_
+from lockstep.torch.reduction import Adasum, Average, Sum, allreduce_
 
 Closure = Callable[[], Any]
 
@@ -47,7 +48,8 @@ def DistributedOptimizer(
 
     named_parameters: `model.named_parameters()`; the names appear in messages and traces.
     backward_passes_per_step: gradients are summed locally over this many backward passes before they are reduced.
-    op: Average or Sum.
+    op: Average or Sum of the gradients; or Adasum, which joins what each rank's own step changed (see
+        lockstep/torch/adasum.py). It needs neither groups nor backward_passes_per_step: nothing travels before `step`.
     gradient_predivide_factor: with Average, gradients are divided by it before they are summed and multiplied after,
         so that the sum of many stays in range.
     groups: parameters whose gradients travel together: lists of them, or into how many lists to cut all of them.
@@ -59,8 +61,8 @@ def DistributedOptimizer(
         raise ValueError(
             "Lockstep: LBFGS decides by the loss of its own rank, so ranks would part; use another optimizer."
         )
-    if op not in (Average, Sum):
-        raise ValueError(f"Lockstep: DistributedOptimizer reduces with Average or Sum, not with {op!r}.")
+    if op not in (Average, Sum, Adasum):
+        raise ValueError(f"Lockstep: DistributedOptimizer reduces with Average, Sum or Adasum, not with {op!r}.")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("Lockstep: gradient_predivide_factor is for op=Average only.")
     if num_groups:
@@ -79,6 +81,13 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
     )
     kind = type(optimizer)
+    if op == Adasum:
+        adasum_kind: Any = type(kind.__name__, (DistributedAdasum, kind), {"__module__": __name__})
+        joining: Any = adasum_kind.__new__(adasum_kind)
+        _check_names(optimizer, named_parameters)
+        joining.adopt(optimizer, compression or Compression.none, process_set, _next_prefix())
+        joined: torch.optim.Optimizer = joining
+        return joined
     # The subclass keeps the name, so that logs and checkpoints still say "SGD".
     wrapped_kind: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped: Any = wrapped_kind.__new__(wrapped_kind)

@@ -31,7 +31,8 @@ class ShmTransport final : public Transport, private SharedMemory {
         rank_(rank),
         size_(static_cast<int>(segment_->shape().ranks)),
         mine_(segment_->control(rank), size_),
-        arena_(segment_->arena(rank), segment_->shape().arena_bytes),
+        arena_(segment_->arena(rank), segment_->shape().arena_bytes,
+               [this](std::byte* first, std::size_t bytes) { return segment_->commit(first, bytes); }),
         stops_(size_),
         readers_(static_cast<std::size_t>(size_)) {
     for (auto& reader : readers_) reader.released.resize(mine_.depth());
@@ -44,6 +45,7 @@ class ShmTransport final : public Transport, private SharedMemory {
   // --- notices
 
   std::optional<std::uint64_t> post(const Notice& notice) override {
+    if (!pulling_) pulling_ = everybody_reads_everybody();  // known before it is needed
     const std::uint64_t position = posted_;
     if (position >= free_until_ && !find_room()) return std::nullopt;
     shm::Slot& slot = mine_.slot(position);

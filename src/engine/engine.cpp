@@ -232,7 +232,7 @@ void Work::wait() const {
 }
 
 bool Work::wait_for(std::chrono::milliseconds limit) const {
-  const auto deadline = Core::Clock::now() + limit;
+  const auto deadline = core_->transport().now() + limit;
   for (const auto& operation : operations_) {
     if (!core_->wait(*operation, deadline)) return false;
   }

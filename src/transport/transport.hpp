@@ -107,6 +107,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  /// The clock by which everything waits. A simulation has its own.
+  virtual std::chrono::steady_clock::time_point now() const { return std::chrono::steady_clock::now(); }
+
   /// Appends to this rank's notices; all others will read them in this order. Returns its position, or nullopt when
   /// peers have not yet released enough of the earlier ones: try again later.
   virtual std::optional<std::uint64_t> post(const Notice& notice) = 0;

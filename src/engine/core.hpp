@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +20,8 @@
 
 #include "engine/operation.hpp"
 #include "engine/patience.hpp"
+#include "engine/survivors.hpp"
+#include "lockstep/engine.hpp"
 #include "lockstep/options.hpp"
 #include "negotiation/groups.hpp"
 #include "negotiation/matcher.hpp"
@@ -79,6 +82,16 @@ class Core {
 
   void abort(const std::string& reason);
 
+  /// Of all that are left, the same (survivors.hpp). Ends the world if that has not happened.
+  Agreement agree();
+
+  /// Makes the engine of this rank in a world of `members`. `round` tells attempts apart, alike on all of them.
+  using Meet = std::function<std::shared_ptr<Core>(const Agreement& members, std::uint32_t round)>;
+
+  /// Agrees, meets, and agrees that all have met; again without those that died meanwhile. Throws Error(unavailable)
+  /// when the living cannot meet, and Error(peer_lost) when they have gone on without this rank.
+  std::shared_ptr<Core> continue_with_survivors(const Meet& meet);
+
   /// What the engine's own thread does again and again, once. For Drive::owner.
   void tick();
 
@@ -86,6 +99,8 @@ class Core {
   void stop();
 
  private:
+  RoundResult next_round(bool vote);
+  void end_for_survivors();
   void run();
   void run_background(std::unique_lock<std::mutex>& lock);
 
@@ -175,6 +190,13 @@ class Core {
   std::map<int, Clock::time_point> deaths_;  // when each was noticed
   bool arrived_ = false;
   bool stopping_ = false;
+
+  std::mutex survivors_mutex_;  // taken before mutex_
+  // Protected by survivors_mutex_.
+  std::uint32_t round_ = 0;
+  std::optional<Agreement> agreed_;
+  std::optional<std::uint64_t> steps_at_end_;
+
   std::thread thread_;  // none when the owner drives
 };
 

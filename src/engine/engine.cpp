@@ -92,6 +92,7 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 
 Engine::Engine() : Engine(Options::from_environment()) {}
 Engine::Engine(const Options& options) : core_(engine::connect(options)) {}
+Engine::Engine(std::shared_ptr<engine::Core> core) : core_(std::move(core)) {}
 Engine::~Engine() { core_->stop(); }
 
 int Engine::rank() const noexcept { return core_->options().rank; }
@@ -204,6 +205,11 @@ Group Engine::make_group(const std::vector<int>& ranks) { return Group(core_->ma
 void Engine::begin_step() { core_->begin_step(); }
 std::uint64_t Engine::end_step() { return core_->end_step(); }
 void Engine::abort(const std::string& reason) { core_->abort(reason); }
+
+Agreement Engine::agree() { return core_->agree(); }
+std::unique_ptr<Engine> Engine::continue_with_survivors() {
+  return std::unique_ptr<Engine>(new Engine(engine::connect_survivors(*core_)));
+}
 
 void Engine::start_timeline(const std::string& path, bool mark_steps) {
   core_->recorder().timeline().start(path, rank(), mark_steps);

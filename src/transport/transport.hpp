@@ -141,6 +141,11 @@ class Transport {
   virtual void pronounce(const Verdict& verdict) = 0;
   virtual std::optional<Verdict> verdict() const = 0;
 
+  /// A word of each rank, zero at first, that all ranks may change: with it survivors agree after a verdict.
+  virtual std::uint64_t seat(int rank) = 0;
+  /// False when it was not `expected` any more. Wakes everybody when it was.
+  virtual bool change_seat(int rank, std::uint64_t expected, std::uint64_t desired) = 0;
+
   /// After a verdict: returns when no living peer touches this rank's memory any more.
   virtual void quiesce() = 0;
 

@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -48,22 +49,62 @@ Program::Tensor& Program::make_tensor(int operation, std::size_t elements) {
   return tensors_.emplace_back(Tensor{values_of(rank_, operation, elements)});
 }
 
-void Program::run() {
+Options Program::options(int rank, int size) const {
   Options options;
-  options.rank = options.local_rank = rank_;
-  options.size = plan_.size;
+  options.rank = options.local_rank = rank;
+  options.size = size;
   options.local_size = plan_.crowded ? 1 << 20 : 1;
   options.stall_warning = std::chrono::hours(1);
   options.stall_limit = std::chrono::seconds(40);
-  Core core(options, world_.transport(rank_), Core::Drive::owner);
+  options.start_timeout = std::chrono::seconds(60);
+  return options;
+}
+
+void Program::run() {
+  Core core(options(rank_, plan_.size), world_.transport(rank_), Core::Drive::owner);
   core_ = &core;
   try {
     for (const Phase& phase : plan_.phases) run_phase(phase);
     outcome_.completed = true;
   } catch (const Stop&) {
+    if (outcome_.ended && plan_.trouble == Trouble::deaths) go_on(core, world_, 0);
   }
   core.stop();
   outcome_.finished = true;
+}
+
+void Program::go_on(Core& failed, SimulatedWorld& world, int generation) {
+  SimulatedWorld* next_world = nullptr;
+  std::shared_ptr<Core> next;
+  try {
+    next = failed.continue_with_survivors([&](const Agreement& members, std::uint32_t round) {
+      const int rank = failed.options().rank;
+      auto& place = meetings_.meet(world, members, round, rank);
+      next_world = place.world.get();
+      const auto self = std::find(place.survivors.begin(), place.survivors.end(), rank) - place.survivors.begin();
+      return std::make_shared<Core>(options(static_cast<int>(self), static_cast<int>(place.survivors.size())),
+                                    next_world->transport(static_cast<int>(self)), Core::Drive::owner);
+    });
+  } catch (const Error& error) {
+    // Only who was stopped is left behind, or keeps the others from meeting.
+    const bool stops = std::any_of(plan_.faults.begin(), plan_.faults.end(),
+                                   [](const Fault& fault) { return fault.stop > std::chrono::seconds(3); });
+    expect(stops, fmt::format("could not go on: {}", error.what()));
+    return;
+  }
+  const Agreement agreement = failed.agree();
+  outcome_.disagreements[fmt::format("survivors of generation {}", generation)] =
+      fmt::format("[{}] after {} steps", fmt::join(agreement.survivors, ", "), agreement.steps);
+  Tensor& tensor = tensors_.emplace_back(Tensor{values_of(next->options().rank, generation, 21)});
+  try {
+    next->run_to_end(reduction(tensor, ""));
+    expect(tensor.values == sum_of(all_ranks(next->options().size), generation, 21), "wrong sum among the survivors");
+  } catch (const Error& error) {
+    const auto& verdict = next_world->verdict();
+    expect(verdict && verdict->text == error.what(), fmt::format("unexpected among the survivors: {}", error.what()));
+    go_on(*next, *next_world, generation + 1);
+  }
+  next->stop();
 }
 
 void Program::run_phase(const Phase& phase) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/core.hpp"
+#include "meetings.hpp"
 #include "plan.hpp"
 #include "simulated_world.hpp"
 
@@ -27,10 +28,11 @@ struct Outcome {
 
 class Program {
  public:
-  Program(const Plan& plan, Scheduler& scheduler, SimulatedWorld& world, int rank, Outcome& outcome)
+  Program(const Plan& plan, Scheduler& scheduler, SimulatedWorld& world, Meetings& meetings, int rank, Outcome& outcome)
       : plan_(plan),
         scheduler_(scheduler),
         world_(world),
+        meetings_(meetings),
         rank_(rank),
         outcome_(outcome),
         random_(plan.seed * 16 + static_cast<std::uint64_t>(rank)) {}
@@ -54,6 +56,10 @@ class Program {
   void join(const Phase& phase);
   void compute(int milliseconds);
 
+  // After the end of the world: as often as it takes, a new one among the survivors, tried out with one operation.
+  void go_on(Core& failed, SimulatedWorld& world, int generation);
+  Options options(int rank, int size) const;
+
   Tensor& make_tensor(int operation, std::size_t elements);
   bool takes_part(const Phase& phase) const;
   engine::Request reduction(Tensor& tensor, const std::string& name) const;
@@ -64,6 +70,7 @@ class Program {
   const Plan& plan_;
   Scheduler& scheduler_;
   SimulatedWorld& world_;
+  Meetings& meetings_;
   int rank_;
   Outcome& outcome_;
   Random random_;

@@ -100,6 +100,19 @@ class SimulatedTransport final : public transport::Transport,
 
   std::optional<Verdict> verdict() const override { return world_.verdict(); }
 
+  std::uint64_t seat(int rank) override {
+    step(Point::seat);
+    return world_.at(rank).seat;
+  }
+  bool change_seat(int rank, std::uint64_t expected, std::uint64_t desired) override {
+    step(Point::seat);
+    if (gone() || world_.at(rank).seat != expected) return false;
+    world_.at(rank).seat = desired;
+    step(Point::seat);
+    ring_everybody();
+    return true;
+  }
+
   void quiesce() override {
     for (int peer = 0; peer < size(); ++peer) {
       while (!gone() && peer != rank_ && world_.at(peer).accessing && health(peer) == Health::alive)

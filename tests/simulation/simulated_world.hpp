@@ -25,6 +25,7 @@ class SimulatedWorld {
   std::unique_ptr<transport::Transport> transport(int rank);
 
   const std::optional<transport::Verdict>& verdict() const;
+  int process_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)].process; }
 
  private:
   friend class SimulatedTransport;
@@ -52,6 +53,7 @@ class SimulatedWorld {
     std::unique_ptr<transport::Board> board = std::make_unique<transport::Board>();
     std::uint32_t bell = 0;
     bool left = false;
+    std::uint64_t seat = 0;
     bool accessing = false;
     std::optional<transport::Verdict> verdict;  // what it said; counts only if it was first
   };

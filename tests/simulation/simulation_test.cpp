@@ -72,11 +72,12 @@ std::vector<std::string> run(const Plan& plan) {
   std::vector<int> processes;
   for (int rank = 0; rank < plan.size; ++rank) processes.push_back(rank);
   SimulatedWorld world(scheduler, processes, plan.shared_memory, plan.log_depth);
+  Meetings meetings(plan, scheduler);
   std::vector<Outcome> outcomes(processes.size());
   std::vector<std::unique_ptr<Program>> programs;
   for (int rank : processes) {
     programs.push_back(
-        std::make_unique<Program>(plan, scheduler, world, rank, outcomes[static_cast<std::size_t>(rank)]));
+        std::make_unique<Program>(plan, scheduler, world, meetings, rank, outcomes[static_cast<std::size_t>(rank)]));
     scheduler.add([program = programs.back().get()] { program->run(); });
   }
   for (const Fault& fault : plan.faults) scheduler.add(fault);
@@ -88,6 +89,7 @@ std::vector<std::string> run(const Plan& plan) {
     if (!outcome.finished && !scheduler.is_dead(static_cast<int>(i)))
       problems.push_back(fmt::format("rank {} did not come to its end", i));
   }
+  problems.insert(problems.end(), meetings.problems().begin(), meetings.problems().end());
   check_same_words(outcomes, problems);
   check_verdict(plan, scheduler, world, outcomes, problems);
   return problems;

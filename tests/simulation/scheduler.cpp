@@ -1,6 +1,7 @@
 #include "scheduler.hpp"
 
 #include <algorithm>
+#include <exception>
 
 namespace lockstep::simulation {
 namespace {
@@ -97,7 +98,8 @@ const Fault* Scheduler::fault_at(const Process& self, Point point) const {
 
 void Scheduler::step(Point point) {
   Process& self = at(current_);
-  if (self.unwinding) return;
+  // A kill is an exception here, and must not leave a destructor that runs because of another one.
+  if (self.unwinding || std::uncaught_exceptions() > 0) return;
   ++steps_;
   now_ += kStep;
   ++self.steps;

@@ -62,8 +62,11 @@ void check_verdict(const Plan& plan, const Scheduler& scheduler, const Simulated
     delayed |= fault.stop.count() > 0;
   }
   if (!stopped && !scheduler.is_dead(verdict->rank)) problems.push_back("the living are blamed: " + verdict->text);
-  if (!delayed && outcomes[static_cast<std::size_t>(verdict->rank)].completed && !has_partial_operations(plan))
-    problems.push_back("it had done all that was asked of it: " + verdict->text);
+  // When all the dead had come to their end, nobody waits for them. (Of several dead, any may be named.)
+  bool all_completed = !delayed && !has_partial_operations(plan);
+  for (std::size_t i = 0; i < outcomes.size(); ++i)
+    all_completed = all_completed && (outcomes[i].completed || !scheduler.is_dead(static_cast<int>(i)));
+  if (all_completed) problems.push_back("the dead had done all that was asked of them: " + verdict->text);
 }
 
 // What is wrong with the schedule, or nothing.

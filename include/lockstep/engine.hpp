@@ -53,6 +53,13 @@ struct TensorPair {
   TensorView output;
 };
 
+/// What all survivors of a failed world know alike.
+struct Agreement {
+  std::vector<int> failed;     ///< ranks that take no part any more, ascending
+  std::vector<int> survivors;  ///< the others
+  std::uint64_t steps = 0;     ///< that every survivor has completed
+};
+
 /// An object, not a global: a process may hold several, and start and stop them as often as it likes.
 ///
 /// Threads: every method may be called from any thread, except that the destructor must not race with other calls.
@@ -150,6 +157,19 @@ class LOCKSTEP_API Engine {
   /// Ends the world for everybody: each rank's pending and later operations throw Error(aborted) with this reason.
   void abort(const std::string& reason);
 
+  /// After a failure: who is left. Called by every survivor, all of which get the same answer, also when more ranks die
+  /// meanwhile, and whoever died. Ranks that are dead or stopped, have stopped their engine, or do not call it within
+  /// `start_timeout` count as failed. Ends the world if that has not happened. Calling it again gives the same answer.
+  /// Throws Error(peer_lost) on a rank that the others have gone on without, such as one that was stopped and woke up.
+  Agreement agree();
+
+  /// After a failure: a new engine among the survivors, which all call it, with or without `agree` before. They keep
+  /// their order and are numbered anew from 0; job and secret stay, the epoch is a later one, so nothing of the old
+  /// world reaches the new one. Needs no launcher. Should more ranks die meanwhile, it goes on without them. Throws
+  /// what `agree` throws, and Error(unavailable) when the survivors cannot meet. The old engine can be destroyed
+  /// afterwards, and gives back its memory then; keep it until this has returned.
+  std::unique_ptr<Engine> continue_with_survivors();
+
   /// Writes a timeline of this rank's operations (docs/timeline.md), from now until `stop_timeline` or the engine's
   /// end: "trace.json" becomes "trace.RANK.json". Throws Error(system) when the file cannot be made.
   void start_timeline(const std::string& path, bool mark_steps = false);
@@ -164,6 +184,8 @@ class LOCKSTEP_API Engine {
   void deallocate(void* block);
 
  private:
+  explicit Engine(std::shared_ptr<engine::Core> core);
+
   std::shared_ptr<engine::Core> core_;
 };
 

@@ -100,6 +100,17 @@ typedef struct ls_result {
   int32_t last_joined; /* join */
 } ls_result;
 
+/* What all survivors of a failed world know alike. The arrays hold ranks of the old world and stay
+ * valid until the thread's next call of ls_agree. */
+typedef struct ls_agreement {
+  size_t struct_size;
+  const int32_t* failed;
+  size_t failed_count;
+  const int32_t* survivors;
+  size_t survivor_count;
+  uint64_t steps; /* that every survivor has completed */
+} ls_agreement;
+
 #define LS_EPOCH_AUTOMATIC UINT32_MAX
 
 typedef struct ls_options {
@@ -188,6 +199,13 @@ LS_API void ls_work_free(ls_work* work);
 LS_API int ls_begin_step(ls_engine* engine);
 LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
 LS_API int ls_abort(ls_engine* engine, const char* reason);
+
+/* After a failure, called by every survivor: who is left, the same answer on all. LS_PEER_LOST on a rank that the
+ * others have gone on without. See Engine::agree in engine.hpp. */
+LS_API int ls_agree(ls_engine* engine, ls_agreement* agreement);
+/* After a failure, called by every survivor: *next is a new engine among them, ranks numbered anew in the old order.
+ * The old one stays, and is to be stopped with ls_engine_stop afterwards. */
+LS_API int ls_engine_continue(ls_engine* engine, ls_engine** next);
 
 /* "trace.json" becomes "trace.RANK.json". See docs/timeline.md. */
 LS_API int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps);

@@ -12,8 +12,9 @@
 #include "lockstep/lockstep.hpp"
 
 struct ls_engine {
-  explicit ls_engine(const lockstep::Options& options) : engine(options) {}
-  lockstep::Engine engine;
+  explicit ls_engine(std::unique_ptr<lockstep::Engine> made) : owned(std::move(made)), engine(*owned) {}
+  std::unique_ptr<lockstep::Engine> owned;
+  lockstep::Engine& engine;
 };
 
 struct ls_work {
@@ -207,7 +208,8 @@ int ls_options_from_environment(ls_options* target) {
 int ls_engine_start(const ls_options* options, ls_engine** engine) {
   return guarded([&] {
     required(engine, "engine") = nullptr;
-    *engine = new ls_engine(options != nullptr ? options_of(options) : lockstep::Options::from_environment());
+    *engine = new ls_engine(std::make_unique<lockstep::Engine>(
+        options != nullptr ? options_of(options) : lockstep::Options::from_environment()));
   });
 }
 
@@ -423,6 +425,31 @@ int ls_end_step(ls_engine* engine, uint64_t* steps) {
 
 int ls_abort(ls_engine* engine, const char* reason) {
   return guarded([&] { required(engine, "engine").engine.abort(reason != nullptr ? reason : "no reason given"); });
+}
+
+int ls_agree(ls_engine* engine, ls_agreement* agreement) {
+  return guarded([&] {
+    thread_local std::vector<std::int32_t> failed;
+    thread_local std::vector<std::int32_t> survivors;
+    const size_t size = required(agreement, "agreement").struct_size;
+    const lockstep::Agreement agreed = required(engine, "engine").engine.agree();
+    failed.assign(agreed.failed.begin(), agreed.failed.end());
+    survivors.assign(agreed.survivors.begin(), agreed.survivors.end());
+    const ls_agreement filled{.struct_size = size,
+                              .failed = failed.data(),
+                              .failed_count = failed.size(),
+                              .survivors = survivors.data(),
+                              .survivor_count = survivors.size(),
+                              .steps = agreed.steps};
+    std::memcpy(agreement, &filled, std::min(size, sizeof filled));
+  });
+}
+
+int ls_engine_continue(ls_engine* engine, ls_engine** next) {
+  return guarded([&] {
+    required(next, "next") = nullptr;
+    *next = new ls_engine(required(engine, "engine").engine.continue_with_survivors());
+  });
 }
 
 int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps) {

@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 
 #include "heap/segment.hpp"
 #include "lockstep/version.hpp"
@@ -36,9 +38,12 @@ std::uint32_t next_epoch() {
   return engines++;
 }
 
-}  // namespace
+// Epochs that a process counts up itself stay below this; each generation of survivors begins with a new multiple.
+constexpr std::uint32_t kGeneration = 1U << 16;
 
-std::shared_ptr<Core> connect(Options options) {
+using Hopeless = std::function<bool()>;
+
+std::shared_ptr<Core> connect(Options options, const Hopeless& hopeless) {
   check_options(options);
   if (options.size == 1) return std::make_shared<Core>(options, std::move(transport::make_memory_world(1).front()));
 
@@ -51,13 +56,34 @@ std::shared_ptr<Core> connect(Options options) {
        .job = options.job,
        .secret = options.secret,
        .version = version(),
-       .timeout = options.start_timeout},
+       .timeout = options.start_timeout,
+       .hopeless = hopeless},
       [&] { return heap::Segment::create(transport::shm_segment_shape(options.size, heap_bytes)); });
   auto segment = heap::Segment::attach(meeting.descriptor());
   auto core = std::make_shared<Core>(options, transport::make_shm_transport(std::move(segment), options.rank));
   // From here on the shared memory tells who is alive; before, the open connections of the meeting did.
   meeting.ready();
   return core;
+}
+
+}  // namespace
+
+std::shared_ptr<Core> connect(Options options) { return connect(std::move(options), {}); }
+
+std::shared_ptr<Core> connect_survivors(Core& failed) {
+  return failed.continue_with_survivors([&failed](const Agreement& members, std::uint32_t round) {
+    const auto& ranks = members.survivors;
+    const auto self = std::find(ranks.begin(), ranks.end(), failed.options().rank);
+    Options options = failed.options();
+    options.rank = options.local_rank = static_cast<int>(self - ranks.begin());
+    options.size = options.local_size = static_cast<int>(ranks.size());
+    options.epoch = options.epoch.value_or(0) + kGeneration * round;
+    return connect(options, [&failed, &ranks] {
+      return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+        return rank != failed.options().rank && failed.transport().health(rank) != transport::Health::alive;
+      });
+    });
+  });
 }
 
 }  // namespace lockstep::engine

@@ -11,4 +11,7 @@ namespace lockstep::engine {
 /// Returns when every rank is there and alive. Throws Error(invalid_argument) or Error(unavailable).
 std::shared_ptr<Core> connect(Options options);
 
+/// A new engine among those that are left of a failed world. Throws as Core::continue_with_survivors does.
+std::shared_ptr<Core> connect_survivors(Core& failed);
+
 }  // namespace lockstep::engine

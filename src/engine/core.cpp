@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/cpu.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "collective/leaf_table.hpp"
-#include "engine/patience.hpp"
 #include "engine/request.hpp"
 #include "engine/staging.hpp"
 #include "negotiation/description.hpp"
@@ -37,11 +37,12 @@ auto system_deadline(std::chrono::milliseconds from_now) { return std::chrono::s
 
 }  // namespace
 
-Core::Core(const Options& options, std::unique_ptr<transport::Transport> transport)
+Core::Core(const Options& options, std::unique_ptr<transport::Transport> transport, Drive drive)
     : options_(options),
       transport_(std::move(transport)),
       crowded_(options.local_size > usable_cores()),
       expressive_(!crowded_ && transport_->size() > 1 && transport_->shared() != nullptr),
+      patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
@@ -50,6 +51,10 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   express_leaves_.resize(ranks);
   express_outputs_.resize(ranks);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
+  if (drive == Drive::owner) {
+    transport_->arrive();
+    return;
+  }
   thread_ = std::thread([this] { run(); });
   std::unique_lock lock(mutex_);
   while (!arrived_) wake_.wait(lock);
@@ -120,7 +125,11 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
 void Core::announce(const OperationPtr& operation) {
   if (pending_.empty()) operation->notice.head.flags |= transport::kAlone;
   assign_identity(*operation);
-  operation->submitted = Clock::now();
+  operation->submitted = transport_->now();
+  if (operation->request.kind == Kind::join) {
+    const std::int64_t when = operation->submitted.time_since_epoch().count();
+    std::memcpy(operation->notice.head.inline_data, &when, sizeof when);
+  }
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
   if (in_step_) step_operations_.push_back(operation);
@@ -199,7 +208,7 @@ negotiation::MembersPtr Core::make_group(std::vector<int> ranks) {
   const auto bitmap = negotiation::Groups::bitmap_of(*members);
   operation->notice.head.inline_bytes = static_cast<std::uint16_t>(bitmap.size());
   std::memcpy(operation->notice.head.inline_data, bitmap.data(), bitmap.size());
-  operation->submitted = Clock::now();
+  operation->submitted = transport_->now();
   assign_identity(*operation);
   pending_.emplace(operation->notice.head.id, operation);
   queued_.push_back(operation);
@@ -353,13 +362,23 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
 // --- join
 
 bool Core::has_joined(negotiation::GroupId group, int rank) const {
-  const auto found = joined_.find(group);
-  return found != joined_.end() && found->second.contains(rank);
+  const auto found = joins_.find(group);
+  if (found == joins_.end()) return false;
+  const auto joins = found->second.find(rank);
+  const auto series = series_.find(group);
+  const std::uint64_t completed = series != series_.end() ? series->second.joins : 0;
+  return joins != found->second.end() && joins->second > completed;
+}
+
+bool Core::somebody_has_joined(negotiation::GroupId group) const {
+  const auto found = joins_.find(group);
+  return found != joins_.end() && std::any_of(found->second.begin(), found->second.end(),
+                                              [&](const auto& entry) { return has_joined(group, entry.first); });
 }
 
 // From here on `rank` counts as absent in every operation of the group that it has not announced before.
 void Core::note_join(int rank, const negotiation::MembersPtr& members) {
-  joined_[members->id].insert(rank);
+  ++joins_[members->id][rank];
   if (rank == transport_->rank()) {
     for (const auto& [peer, position] : matcher_.drop_without(rank, members->id)) transport_->release(peer, position);
   }
@@ -370,9 +389,9 @@ void Core::note_join(int rank, const negotiation::MembersPtr& members) {
   for (std::uint64_t id : affected) begin_if_complete(id);
 }
 
-// All have joined: everybody takes part again. Who was last is read off the notices, so that all agree.
+// All have joined: everybody takes part again, except those that have gone on and joined once more since. Who was last
+// is read off the notices, so that all agree.
 void Core::end_join(Operation& operation, const negotiation::Gathering& gathering) {
-  joined_.erase(operation.request.group->id);
   Series& series = series_[operation.request.group->id];
   ++series.joins;
   series.unnamed = 0;
@@ -464,7 +483,7 @@ void Core::end_world(const Verdict& verdict) {
 // --- waiting
 
 bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
-  Patience patience(crowded_);
+  Patience patience = patience_;
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();
@@ -477,7 +496,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     if (patience.wait_awake()) continue;
     auto nap = std::chrono::nanoseconds(kLongestSleep);
     if (limit) {
-      const auto left = *limit - Clock::now();
+      const auto left = *limit - transport_->now();
       if (left <= left.zero()) return operation.ended();
       nap = std::min(nap, std::chrono::nanoseconds(left));
     }
@@ -522,6 +541,11 @@ void Core::run_background(std::unique_lock<std::mutex>& lock) {
   });
   lock.lock();
   look_after_peers();
+}
+
+void Core::tick() {
+  std::lock_guard lock(mutex_);
+  if (!progress() && background_ > 0) look_after_peers();
 }
 
 // --- steps, abort, stop
@@ -579,7 +603,11 @@ void Core::stop() {
     wake_.notify_all();
   }
   transport_->ring(transport_->rank());
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    transport_->leave();
+  }
   recorder_.timeline().stop();
 }
 

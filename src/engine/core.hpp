@@ -8,16 +8,20 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "engine/operation.hpp"
+#include "engine/patience.hpp"
+#include "engine/survivors.hpp"
+#include "lockstep/engine.hpp"
 #include "lockstep/options.hpp"
 #include "negotiation/groups.hpp"
 #include "negotiation/matcher.hpp"
@@ -41,8 +45,11 @@ class Core {
   using Clock = std::chrono::steady_clock;
   using OperationPtr = std::shared_ptr<Operation>;
 
+  /// Who drives operations that nobody waits for: a thread of the engine's own, or the owner, who calls `tick`.
+  enum class Drive { own_thread, owner };
+
   /// Returns when the engine's thread runs and this rank counts as alive.
-  Core(const Options& options, std::unique_ptr<transport::Transport> transport);
+  Core(const Options& options, std::unique_ptr<transport::Transport> transport, Drive drive = Drive::own_thread);
   ~Core();
 
   const Options& options() const { return options_; }
@@ -75,17 +82,32 @@ class Core {
 
   void abort(const std::string& reason);
 
+  /// Of all that are left, the same (survivors.hpp). Ends the world if that has not happened.
+  Agreement agree();
+
+  /// Makes the engine of this rank in a world of `members`. `round` tells attempts apart, alike on all of them.
+  using Meet = std::function<std::shared_ptr<Core>(const Agreement& members, std::uint32_t round)>;
+
+  /// Agrees, meets, and agrees that all have met; again without those that died meanwhile. Throws Error(unavailable)
+  /// when the living cannot meet, and Error(peer_lost) when they have gone on without this rank.
+  std::shared_ptr<Core> continue_with_survivors(const Meet& meet);
+
+  /// What the engine's own thread does again and again, once. For Drive::owner.
+  void tick();
+
   /// Ends pending operations with an error and leaves the world. Nothing can be submitted afterwards.
   void stop();
 
  private:
+  RoundResult next_round(bool vote);
+  void end_for_survivors();
   void run();
   void run_background(std::unique_lock<std::mutex>& lock);
 
   // How often each name was used since the group's last join. Ranks that had joined have missed some, so counting
   // starts again when all have.
   struct Series {
-    std::uint64_t joins = 0;
+    std::uint64_t joins = 0;  // that all ranks of the group have completed
     std::uint64_t unnamed = 0;
     std::unordered_map<std::string, std::uint64_t> uses;
   };
@@ -117,12 +139,16 @@ class Core {
   void note_join(int rank, const negotiation::MembersPtr& members);
   void end_join(Operation& operation, const negotiation::Gathering& gathering);
   bool has_joined(negotiation::GroupId group, int rank) const;
+  bool somebody_has_joined(negotiation::GroupId group) const;
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
   void give_up(const OperationPtr& operation, const Error& error);
   void close(Operation& operation);
   void look_after_peers();
+  bool may_end_without(int peer);
+  void lose(int peer, transport::Health health);
+  void fail_what_needs(int peer);
   void report_stalls();
   void end_world(const transport::Verdict& verdict);
   void refuse_if_unusable() const;
@@ -133,6 +159,7 @@ class Core {
   const std::unique_ptr<transport::Transport> transport_;
   const bool crowded_;
   const bool expressive_;  // the short cut is open: not when ranks outnumber cores, where waiting awake hurts the peer
+  const Patience patience_;
   const unsigned fork_generation_;
 
   trace::Recorder recorder_;  // records under mutex_; its parts synchronise themselves
@@ -142,10 +169,11 @@ class Core {
   // All below is protected by mutex_.
   negotiation::Groups groups_;
   negotiation::Matcher matcher_;
-  std::unordered_map<negotiation::GroupId, std::set<int>> joined_;  // who takes no part until all have joined
-  std::unordered_map<std::uint64_t, OperationPtr> pending_;         // by id
-  std::deque<OperationPtr> queued_;                                 // not yet announced: the log is full
-  std::vector<OperationPtr> running_;                               // everybody has announced them
+  // How often each rank has joined. Who has more often than this rank has seen all join takes no part until all have.
+  std::unordered_map<negotiation::GroupId, std::map<int, std::uint64_t>> joins_;
+  std::unordered_map<std::uint64_t, OperationPtr> pending_;  // by id
+  std::deque<OperationPtr> queued_;                          // not yet announced: the log is full
+  std::vector<OperationPtr> running_;                        // everybody has announced them
   std::unordered_map<negotiation::GroupId, Series> series_;
   Series& world_series_ = series_[negotiation::kWorld];
   std::vector<std::uint64_t> ended_before_;  // by rank: it has ended every operation before the one of this number
@@ -159,9 +187,17 @@ class Core {
   bool in_step_ = false;
   std::uint64_t steps_ = 0;
   Clock::time_point looked_after_{};
+  std::map<int, Clock::time_point> deaths_;  // when each was noticed
   bool arrived_ = false;
   bool stopping_ = false;
-  std::thread thread_;
+
+  std::mutex survivors_mutex_;  // taken before mutex_
+  // Protected by survivors_mutex_.
+  std::uint32_t round_ = 0;
+  std::optional<Agreement> agreed_;
+  std::optional<std::uint64_t> steps_at_end_;
+
+  std::thread thread_;  // none when the owner drives
 };
 
 }  // namespace lockstep::engine

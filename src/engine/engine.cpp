@@ -97,6 +97,7 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 
 Engine::Engine() : Engine(Options::from_environment()) {}
 Engine::Engine(const Options& options) : core_(engine::connect(options)) {}
+Engine::Engine(std::shared_ptr<engine::Core> core) : core_(std::move(core)) {}
 Engine::~Engine() { core_->stop(); }
 
 int Engine::rank() const noexcept { return core_->options().rank; }
@@ -216,6 +217,11 @@ void Engine::begin_step() { core_->begin_step(); }
 std::uint64_t Engine::end_step() { return core_->end_step(); }
 void Engine::abort(const std::string& reason) { core_->abort(reason); }
 
+Agreement Engine::agree() { return core_->agree(); }
+std::unique_ptr<Engine> Engine::continue_with_survivors() {
+  return std::unique_ptr<Engine>(new Engine(engine::connect_survivors(*core_)));
+}
+
 void Engine::start_timeline(const std::string& path, bool mark_steps) {
   core_->recorder().timeline().start(path, rank(), mark_steps);
 }
@@ -243,7 +249,7 @@ void Work::wait() const {
 }
 
 bool Work::wait_for(std::chrono::milliseconds limit) const {
-  const auto deadline = Core::Clock::now() + limit;
+  const auto deadline = core_->transport().now() + limit;
   for (const auto& operation : operations_) {
     if (!core_->wait(*operation, deadline)) return false;
   }

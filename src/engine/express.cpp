@@ -9,7 +9,6 @@
 #include "collective/chunks.hpp"
 #include "collective/reduce_kernel.hpp"
 #include "engine/core.hpp"
-#include "engine/patience.hpp"
 #include "engine/request.hpp"
 #include "negotiation/description.hpp"
 
@@ -100,7 +99,9 @@ bool Core::run_express(const ExpressCall& call) {
   {
     std::lock_guard lock(mutex_);
     const std::uint64_t number = world_series_.unnamed;
-    if (ended_ || !pending_.empty() || !joined_.empty() || is_forked_copy() || !have_ended_before(number)) return false;
+    if (ended_ || !pending_.empty() || somebody_has_joined(negotiation::kWorld) || is_forked_copy() ||
+        !have_ended_before(number))
+      return false;
     if (!make_offer(call, number)) return false;
     ++world_series_.unnamed;
     trace::Span span;
@@ -133,6 +134,7 @@ bool Core::have_ended_before(std::uint64_t number) const {
 // False when the tensor is neither small nor in the heap.
 bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
   transport::SharedMemory& shared = *transport_->shared();
+  shared.learn_reach();  // before a larger tensor needs it
   Board& board = shared.board(transport_->rank());
   Offer& offer = board.at(number);
   const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
@@ -171,7 +173,7 @@ bool Core::await_offers(std::uint64_t number) {
   transport::SharedMemory& shared = *transport_->shared();
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
   const std::uint64_t summary = shared.board(transport_->rank()).at(number).summary;
-  Patience patience(crowded_);
+  Patience patience = patience_;
   int looks = 0;
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (peer == transport_->rank()) continue;
@@ -196,7 +198,7 @@ bool Core::comes_the_ordinary_way(std::uint64_t number) {
       take_notice(peer, notice);
     }
   }
-  return comes || !joined_.empty();
+  return comes || somebody_has_joined(negotiation::kWorld);
 }
 
 // False when it could not be ended here.
@@ -251,7 +253,7 @@ bool Core::reduce_in_place(const ExpressCall& call, std::uint64_t number) {
                         .divisor = ranks});
     if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == chunks) transport_->ring_everybody();
   }
-  Patience patience(crowded_);
+  Patience patience = patience_;
   while (done.load(std::memory_order_acquire) != chunks) {
     if (!patience.wait_awake()) return false;
   }
@@ -266,7 +268,7 @@ Core::OperationPtr Core::adopt(const ExpressCall& call, std::uint64_t number) {
   Offer& mine = transport_->shared()->board(transport_->rank()).at(number);
   operation->notice = notice_of(mine, number);
   operation->order = number;
-  operation->submitted = Clock::now();
+  operation->submitted = transport_->now();
   if (in_step_) step_operations_.push_back(operation);
   pending_.emplace(operation->notice.head.id, operation);
   const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .offer = &mine};

@@ -1,6 +1,7 @@
 // What happens while something waits and nothing comes: a peer has died, was stopped, has left, or is merely late.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,64 +14,79 @@ namespace {
 using transport::Health;
 
 constexpr auto kHealthInterval = std::chrono::milliseconds(10);
+constexpr auto kLastMoment = std::chrono::milliseconds(250);
 
 }  // namespace
 
 // Called while something waits. A peer that died or was stopped ends the world; one that left in good order ends only
 // the operations that still need it.
 void Core::look_after_peers() {
-  const auto now = Clock::now();
+  const auto now = transport_->now();
   if (now - looked_after_ < kHealthInterval || ended_) return;
   looked_after_ = now;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
+  for (int peer = 0; peer < transport_->size() && !ended_; ++peer) {
     if (peer == transport_->rank()) continue;
     const Health health = transport_->health(peer);
-    if (health == Health::alive) continue;
-    if (health != Health::left) {
-      // What everybody had done before it died is complete all the same; and as long as nothing waits for the dead,
-      // there is nothing to fail.
-      progress();
-      if (pending_.empty() || ended_) return;
-      const std::string doing = pending_.empty() ? "nothing" : text_of(*pending_.begin()->second);
-      transport_->pronounce(
-          {.code = ErrorCode::peer_lost,
-           .rank = peer,
-           .text = health == Health::dead
-                       ? fmt::format("lost rank {} (pid {}): the process died. Noticed by rank {} while waiting in {}. "
-                                     "Look at the output of "
-                                     "rank {} for the cause.",
-                                     peer, transport_->process_of(peer), transport_->rank(), doing, peer)
-                       : fmt::format("lost rank {} (pid {}): the process is stopped (state T) and did not go on for "
-                                     "several seconds. Noticed by "
-                                     "rank {} while waiting in {}. Somebody sent it SIGSTOP, or it reads from a "
-                                     "terminal in the background.",
-                                     peer, transport_->process_of(peer), transport_->rank(), doing)});
-      end_world(*transport_->verdict());
-      return;
-    }
-    take_notices();  // what it announced before it left still counts
-    std::vector<OperationPtr> doomed;
-    for (const auto& [id, operation] : pending_) {
-      const auto* gathering = matcher_.find(id);
-      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer))
-        doomed.push_back(operation);
-    }
-    for (const OperationPtr& operation : doomed) {
-      fail(operation, Error(ErrorCode::peer_lost,
-                            fmt::format("lost rank {} (pid {}): it stopped its engine, but {} on rank {} still needs "
-                                        "it. Likely cause: the ranks "
-                                        "make a different number of calls (unequal data?).",
-                                        peer, transport_->process_of(peer), text_of(*operation), transport_->rank())));
-    }
+    if (health == Health::left) fail_what_needs(peer);
+    if (health == Health::stopped || (health == Health::dead && !may_end_without(peer))) lose(peer, health);
   }
-  report_stalls();
+  if (!ended_) report_stalls();
+}
+
+// What everybody had done before it died is complete all the same, and as long as nothing waits for the dead, there is
+// nothing to fail. Where it had announced all that is pending, its part may be done, and only the living are late: they
+// get a moment.
+bool Core::may_end_without(int peer) {
+  progress();
+  if (pending_.empty() || ended_) return true;
+  const auto noticed = deaths_.emplace(peer, transport_->now()).first->second;
+  const bool is_missing = std::any_of(pending_.begin(), pending_.end(), [&](const auto& entry) {
+    const auto* gathering = matcher_.find(entry.first);
+    return gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer);
+  });
+  return !is_missing && transport_->now() - noticed < kLastMoment;
+}
+
+void Core::lose(int peer, Health health) {
+  progress();
+  if (pending_.empty() || ended_) return;
+  const std::string doing = text_of(*pending_.begin()->second);
+  transport_->pronounce(
+      {.code = ErrorCode::peer_lost,
+       .rank = peer,
+       .text = health == Health::dead
+                   ? fmt::format("lost rank {} (pid {}): the process died. Noticed by rank {} while waiting in {}. "
+                                 "Look at the output of rank {} for the cause.",
+                                 peer, transport_->process_of(peer), transport_->rank(), doing, peer)
+                   : fmt::format("lost rank {} (pid {}): the process is stopped (state T) and did not go on for "
+                                 "several seconds. Noticed by rank {} while waiting in {}. Somebody sent it SIGSTOP, "
+                                 "or it reads from a terminal in the background.",
+                                 peer, transport_->process_of(peer), transport_->rank(), doing)});
+  end_world(*transport_->verdict());
+}
+
+void Core::fail_what_needs(int peer) {
+  take_notices();  // what it announced before it left still counts
+  std::vector<OperationPtr> doomed;
+  for (const auto& [id, operation] : pending_) {
+    const auto* gathering = matcher_.find(id);
+    if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer))
+      doomed.push_back(operation);
+  }
+  for (const OperationPtr& operation : doomed) {
+    fail(operation, Error(ErrorCode::peer_lost,
+                          fmt::format("lost rank {} (pid {}): it stopped its engine, but {} on rank {} still needs "
+                                      "it. Likely cause: the ranks make a different number of calls (unequal data?).",
+                                      peer, transport_->process_of(peer), text_of(*operation), transport_->rank())));
+  }
 }
 
 void Core::report_stalls() {
-  const auto now = Clock::now();
+  const auto now = transport_->now();
   for (const auto& [id, operation] : pending_) {
     const auto waited = now - operation->submitted;
-    if (waited < options_.stall_warning || (operation->stall_reported && waited < options_.stall_limit)) continue;
+    const bool to_report = waited >= options_.stall_warning && !operation->stall_reported;
+    if (!to_report && waited < options_.stall_limit) continue;
     const auto* gathering = matcher_.find(id);
     const auto missing = gathering != nullptr ? gathering->missing() : std::vector<int>{};
     const double seconds = std::chrono::duration<double>(waited).count();

@@ -12,6 +12,9 @@ class Patience {
  public:
   explicit Patience(bool crowded) : spins_(crowded ? 10 : 1000), yields_(crowded ? 30 : 100) {}
 
+  /// Sleeps at once.
+  static Patience none() { return {0, 0}; }
+
   void reset() { tried_ = 0; }
 
   /// Waits a little; false when it is time to sleep.
@@ -22,6 +25,8 @@ class Patience {
   }
 
  private:
+  Patience(int spins, int yields) : spins_(spins), yields_(yields) {}
+
   int spins_;
   int yields_;
   int tried_ = 0;

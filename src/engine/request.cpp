@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <numeric>
 
 #include "base/hash.hpp"
@@ -181,10 +179,6 @@ void announce_in(transport::Notice& notice, const Request& request) {
   notice.head.group = is_pair(request.kind) ? negotiation::kWorld : request.group->id;
   notice.head.signature = negotiation::signature_of(notice.detail);
   if (is_pair(request.kind)) notice.head.output = static_cast<transport::Place>(request.partner);
-  if (request.kind == Kind::join) {
-    const std::int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
-    std::memcpy(notice.head.inline_data, &now, sizeof now);
-  }
 }
 
 bool counts_by_order(const Request& request) {

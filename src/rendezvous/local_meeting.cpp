@@ -78,8 +78,12 @@ Digest key_of(const MeetingOptions& options) {
 
 int remaining_ms(Clock::time_point deadline) {
   auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000));
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 200));
 }
+
+bool is_hopeless(const MeetingOptions& options) { return options.hopeless && options.hopeless(); }
+
+constexpr const char* kHopeless = "a rank that was to come died while the others were waiting for it";
 
 bool same_user(int fd) {
   ucred credentials{};
@@ -166,6 +170,7 @@ class LocalMeeting::Listener {
   void gather() {
     while (static_cast<int>(callers_.size()) < options_.size - 1) {
       if (Clock::now() >= deadline_) fail(missing_text());
+      if (is_hopeless(options_)) fail(kHopeless);
       step();
     }
   }
@@ -193,6 +198,7 @@ class LocalMeeting::Listener {
         const ssize_t got = receive_message(caller.fd.get(), byte);
         if (got > 0) break;
         if (got == 0) fail(fmt::format("lost rank {} (pid {}) while starting", rank, caller.hello.pid));
+        if (is_hopeless(options_)) fail(kHopeless);
         if (Clock::now() >= deadline_)
           fail(fmt::format("rank {} (pid {}) did not finish starting in time", rank, caller.hello.pid));
       }
@@ -238,7 +244,7 @@ class LocalMeeting::Listener {
   void step() {
     std::vector<pollfd> waits{{.fd = socket_.get(), .events = POLLIN, .revents = 0}};
     for (const auto& stranger : strangers_) waits.push_back({.fd = stranger.fd.get(), .events = POLLIN, .revents = 0});
-    ::poll(waits.data(), waits.size(), std::min(remaining_ms(deadline_), 200));
+    ::poll(waits.data(), waits.size(), remaining_ms(deadline_));
     std::erase_if(strangers_, [this](Connection& stranger) { return !keep_waiting(stranger); });
     for (auto it = callers_.begin(); it != callers_.end();) {
       it = hung_up(it->second) ? callers_.erase(it) : std::next(it);  // it may come back, or be reported as missing
@@ -365,6 +371,7 @@ class LocalMeeting::Caller {
         throw Error(ErrorCode::unavailable, "another user listens in rank 0's place");
       }
       if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) throw_errno("reach rank 0");
+      if (is_hopeless(options_)) throw Error(ErrorCode::unavailable, kHopeless);
       if (Clock::now() >= deadline_) {
         throw Error(
             ErrorCode::unavailable,
@@ -397,6 +404,7 @@ class LocalMeeting::Caller {
       const ssize_t got = receive_message(socket_.get(), message, descriptor);
       if (got > 0) return got;
       if (got == 0) throw Error(ErrorCode::unavailable, "lost rank 0 while starting; look at its output for the cause");
+      if (is_hopeless(options_)) throw Error(ErrorCode::unavailable, kHopeless);
       if (Clock::now() >= patience) throw Error(ErrorCode::unavailable, "rank 0 stopped answering while starting");
     }
   }

@@ -34,6 +34,8 @@ struct MeetingOptions {
   std::string secret;
   std::string version;
   std::chrono::milliseconds timeout{60'000};
+  /// Asked several times a second while others are awaited. True: one of them will never come, so give up.
+  std::function<bool()> hopeless = {};
 };
 
 class LocalMeeting {

@@ -50,6 +50,9 @@ class SharedMemory {
   /// A place for memory outside the arena, if every peer can read and write it there; otherwise kNowhere.
   virtual Place private_place(const void* address) = 0;
 
+  /// Finds out whether ranks reach each other's private memory, once all are there; costs next to nothing afterwards.
+  virtual void learn_reach() = 0;
+
   /// Copies between this rank's memory and private memory of `owner`, `offset` bytes from `place`. False when the owner
   /// is gone. Throws Error(system) when the operating system refuses.
   virtual bool read(int owner, Place place, std::size_t offset, std::span<std::byte> to) = 0;
@@ -107,6 +110,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  /// The clock by which everything waits. A simulation has its own.
+  virtual std::chrono::steady_clock::time_point now() const { return std::chrono::steady_clock::now(); }
+
   /// Appends to this rank's notices; all others will read them in this order. Returns its position, or nullopt when
   /// peers have not yet released enough of the earlier ones: try again later.
   virtual std::optional<std::uint64_t> post(const Notice& notice) = 0;
@@ -137,6 +143,11 @@ class Transport {
   /// Ends the world for everybody, unless that has happened already; wakes everybody.
   virtual void pronounce(const Verdict& verdict) = 0;
   virtual std::optional<Verdict> verdict() const = 0;
+
+  /// A word of each rank, zero at first, that all ranks may change: with it survivors agree after a verdict.
+  virtual std::uint64_t seat(int rank) = 0;
+  /// False when it was not `expected` any more. Wakes everybody when it was.
+  virtual bool change_seat(int rank, std::uint64_t expected, std::uint64_t desired) = 0;
 
   /// After a verdict: returns when no living peer touches this rank's memory any more.
   virtual void quiesce() = 0;

@@ -29,6 +29,7 @@ class MemoryWorld {
     std::uint64_t posted = 0;
     std::uint32_t bell = 0;
     Health health = Health::alive;
+    std::uint64_t seat = 0;
   };
 
   const int size;
@@ -141,6 +142,19 @@ class MemoryTransport final : public Transport, private Messages {
   std::optional<Verdict> verdict() const override {
     std::lock_guard lock(world_->mutex);
     return world_->verdict;
+  }
+
+  std::uint64_t seat(int rank) override {
+    std::lock_guard lock(world_->mutex);
+    return world_->state(rank).seat;
+  }
+
+  bool change_seat(int rank, std::uint64_t expected, std::uint64_t desired) override {
+    std::lock_guard lock(world_->mutex);
+    if (world_->state(rank).seat != expected) return false;
+    world_->state(rank).seat = desired;
+    ring_locked();
+    return true;
   }
 
   void quiesce() override {}  // nobody but this rank ever touches its memory

@@ -26,12 +26,12 @@ struct alignas(kLine) Scratch {
   std::atomic<std::uint32_t> words[16];
 };
 
-/// In rank 0's block; claimed by the first rank that has something to say.
+/// What its owner had to say about the end of the world. It counts only if `first_to_speak` names the owner, and does
+/// not change after that.
 struct alignas(kLine) VerdictRecord {
-  std::atomic<std::uint32_t> state;  // 0: none; (rank + 1) * 2: being written by rank; 1: valid
   std::int32_t code;
   std::int32_t rank;
-  char text[2036];
+  char text[2040];
 };
 
 struct ControlHead {
@@ -40,7 +40,9 @@ struct ControlHead {
   alignas(kLine) std::atomic<std::uint32_t> accessing;  // 1 while this rank touches its peers' memory
   alignas(kLine) std::atomic<std::uint64_t> probe;      // address of a word that peers try to read, 0 before
   std::atomic<std::uint32_t> reads_all;  // 1: this rank can read every peer's private memory; 2: it cannot
+  alignas(kLine) std::atomic<std::uint32_t> first_to_speak;  // in rank 0's block: rank + 1, set once by anybody
   VerdictRecord verdict;
+  alignas(kLine) std::atomic<std::uint64_t> seat;  // anybody changes it, by compare-and-swap
 };
 
 /// Notices that a rank can have under way. A tiny world gets a deep log, a large one a shallower, so that the control

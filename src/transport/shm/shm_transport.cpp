@@ -45,7 +45,7 @@ class ShmTransport final : public Transport, private SharedMemory {
   // --- notices
 
   std::optional<std::uint64_t> post(const Notice& notice) override {
-    if (!pulling_) pulling_ = everybody_reads_everybody();  // known before it is needed
+    learn_reach();  // before it is needed
     const std::uint64_t position = posted_;
     if (position >= free_until_ && !find_room()) return std::nullopt;
     shm::Slot& slot = mine_.slot(position);
@@ -129,32 +129,34 @@ class ShmTransport final : public Transport, private SharedMemory {
 
   long process_of(int peer) const override { return segment_->liveness(peer).pid(); }
 
+  // Each rank writes into its own record, and one word says whose counts. So a rank that dies or is stopped over its
+  // words keeps nobody waiting, and on waking cannot change what was said.
   void pronounce(const Verdict& verdict) override {
-    shm::VerdictRecord& record = block(0).head().verdict;
-    const std::uint32_t writing = static_cast<std::uint32_t>(rank_ + 1) * 2;
-    std::uint32_t state = 0;
-    while (!record.state.compare_exchange_strong(state, writing, std::memory_order_seq_cst)) {
-      if (state == 1) return;  // somebody was first
-      // Somebody is writing. If it died over that, its turn is taken over; otherwise it will be done in a moment.
-      const int writer = static_cast<int>(state / 2) - 1;
-      if (segment_->liveness(writer).probe() == heap::Life::alive) {
-        state = 0;
-        sched_yield();
-      }
-    }
+    if (first_to_speak().load(std::memory_order_seq_cst) != 0) return;
+    shm::VerdictRecord& record = mine_.head().verdict;
     record.code = static_cast<std::int32_t>(verdict.code);
     record.rank = verdict.rank;
     const std::size_t length = std::min(verdict.text.size(), sizeof record.text - 1);
     std::memcpy(record.text, verdict.text.data(), length);
     record.text[length] = '\0';
-    record.state.store(1, std::memory_order_seq_cst);
+    std::uint32_t nobody = 0;
+    first_to_speak().compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_ + 1), std::memory_order_seq_cst);
     ring_everybody();
   }
 
   std::optional<Verdict> verdict() const override {
-    const shm::VerdictRecord& record = block(0).head().verdict;
-    if (record.state.load(std::memory_order_seq_cst) != 1) return std::nullopt;
+    const std::uint32_t first = first_to_speak().load(std::memory_order_seq_cst);
+    if (first == 0) return std::nullopt;
+    const shm::VerdictRecord& record = block(static_cast<int>(first) - 1).head().verdict;
     return Verdict{.code = static_cast<ErrorCode>(record.code), .rank = record.rank, .text = record.text};
+  }
+
+  std::uint64_t seat(int rank) override { return block(rank).head().seat.load(std::memory_order_seq_cst); }
+
+  bool change_seat(int rank, std::uint64_t expected, std::uint64_t desired) override {
+    if (!block(rank).head().seat.compare_exchange_strong(expected, desired, std::memory_order_seq_cst)) return false;
+    ring_everybody();
+    return true;
   }
 
   void quiesce() override {
@@ -184,8 +186,12 @@ class ShmTransport final : public Transport, private SharedMemory {
     return is_here(owner) ? reinterpret_cast<std::byte*>(place & ~kPrivate) : nullptr;
   }
 
-  Place private_place(const void* address) override {
+  void learn_reach() override {
     if (!pulling_) pulling_ = everybody_reads_everybody();
+  }
+
+  Place private_place(const void* address) override {
+    learn_reach();
     if (!pulling_.value_or(false)) return kNowhere;  // some have not tried yet, or cannot
     return reinterpret_cast<Place>(address) | kPrivate;
   }
@@ -213,7 +219,7 @@ class ShmTransport final : public Transport, private SharedMemory {
 
   bool begin_access() override {
     mine_.head().accessing.store(1, std::memory_order_seq_cst);
-    if (block(0).head().verdict.state.load(std::memory_order_seq_cst) == 0) return true;
+    if (first_to_speak().load(std::memory_order_seq_cst) == 0) return true;
     end_access();
     return false;
   }
@@ -278,6 +284,7 @@ class ShmTransport final : public Transport, private SharedMemory {
     return true;
   }
 
+  std::atomic<std::uint32_t>& first_to_speak() const { return block(0).head().first_to_speak; }
   ControlBlock block(int rank) const { return {segment_->control(rank), size_}; }
 
   bool find_room() {

@@ -27,6 +27,7 @@ enum class Kind : std::int32_t {
   receive = 10,
   join = 11,
   new_group = 12,
+  end_step = 13,  ///< announces that a rank submits nothing more in its step
 };
 
 const char* name_of(Kind kind);

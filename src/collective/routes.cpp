@@ -56,6 +56,7 @@ Route route(const Call& call, std::size_t source, std::size_t destination) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
       return {};
     case Kind::all_reduce:
       return {0, 0, bytes(giver.rows)};
@@ -95,6 +96,7 @@ std::int64_t result_rows(const Call& call) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
       return 0;
     case Kind::all_reduce:
       return call.parties[self].rows;
@@ -142,6 +144,7 @@ bool gives(const Call& call, std::size_t index) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
       return false;
     case Kind::broadcast:
     case Kind::scatter:

@@ -43,7 +43,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       crowded_(options.local_size > usable_cores()),
       expressive_(!crowded_ && transport_->size() > 1 && transport_->shared() != nullptr),
       fork_generation_(fork_generation()),
-      groups_(transport_->rank(), transport_->size()) {
+      groups_(transport_->rank(), transport_->size()),
+      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
   ended_before_.resize(ranks);
   offers_seen_.resize(ranks);
@@ -67,12 +68,12 @@ Core::OperationPtr Core::submit(Request request, bool background) {
 std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests) {
   std::lock_guard lock(mutex_);
   std::vector<OperationPtr> operations;
-  std::set<std::string> names;
+  std::set<NameKey> names;
   try {
     for (Request& request : requests) {
       operations.push_back(prepare(std::move(request), /*background=*/true));
       const Request& prepared = operations.back()->request;
-      if (!counts_by_order(prepared) && !names.insert(name_key(prepared)).second) {
+      if (!counts_by_order(prepared) && !names.insert(operations.back()->key).second) {
         throw Error(
             ErrorCode::invalid_argument,
             fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", prepared.input.name));
@@ -105,7 +106,11 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
   }
-  if (!counts_by_order(operation->request) && names_in_flight_.contains(name_key(operation->request))) {
+  if (operation->request.kind == Kind::join && in_step_ && operation->request.group->id == negotiation::kWorld) {
+    throw Error(ErrorCode::invalid_argument, "join was called inside a step. Call end_step first.");
+  }
+  if (!counts_by_order(operation->request)) operation->key = name_key(operation->request);
+  if (!counts_by_order(operation->request) && names_in_flight_.contains(operation->key)) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
@@ -116,11 +121,11 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
 }
 
 void Core::announce(const OperationPtr& operation) {
-  if (pending_.empty()) operation->notice.head.flags |= transport::kAlone;
+  if (nothing_under_way()) operation->notice.head.flags |= transport::kAlone;
   assign_identity(*operation);
   operation->submitted = Clock::now();
   pending_.emplace(operation->notice.head.id, operation);
-  if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
+  if (!operation->request.input.name.empty()) names_in_flight_.insert(operation->key);
   if (in_step_) step_operations_.push_back(operation);
   record_submission(*operation);
   if (operation->background && background_++ == 0) wake_.notify_all();
@@ -148,7 +153,8 @@ void Core::refuse_if_unusable() const {
 }
 
 // The n-th use of a name meets the n-th use on the other ranks; so does the n-th operation without one, and the n-th
-// message of a sender to a receiver under one tag.
+// message of a sender to a receiver under one tag. Names used inside a step are counted in each step anew, because a
+// rank may leave some of them out.
 void Core::assign_identity(Operation& operation) {
   const Request& request = operation.request;
   Series& series = series_[request.group->id];
@@ -158,12 +164,19 @@ void Core::assign_identity(Operation& operation) {
     operation.notice.head.id = identity_by_order(request.group->id, series.joins, operation.order);
     return;
   }
-  const std::string key = name_key(request);
-  operation.order = series.uses[key]++;
+  if (in_step_ && !request.input.name.empty()) operation.step = step_;
+  if (operation.step == fusion::kNoStep) {
+    operation.order = series.uses[operation.key]++;
+  } else {
+    if (series.step != operation.step) series.uses_in_step.clear();
+    series.step = operation.step;
+    operation.order = series.uses_in_step[operation.key]++;
+    operation.notice.head.flags |= transport::kInStep;
+    operation.notice.head.number = operation.step;
+  }
+  const std::uint64_t words[] = {operation.key, series.joins, operation.step, operation.order};
   Hasher id;
-  id.add(std::string_view(key));
-  id.add(series.joins);
-  id.add(operation.order);
+  id.add(words, sizeof words);
   operation.notice.head.id = id.value();
 }
 
@@ -178,6 +191,7 @@ bool Core::post_queued() {
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
     if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
+    if (operation->request.kind == Kind::end_step) note_end(transport_->rank(), operation->notice.head.number);
     begin_if_complete(operation->notice.head.id);
   }
   return any;
@@ -198,6 +212,7 @@ negotiation::MembersPtr Core::make_group(std::vector<int> ranks) {
   operation->notice.head.inline_bytes = static_cast<std::uint16_t>(bitmap.size());
   std::memcpy(operation->notice.head.inline_data, bitmap.data(), bitmap.size());
   operation->submitted = Clock::now();
+  operation->key = name_key(operation->request);
   assign_identity(*operation);
   pending_.emplace(operation->notice.head.id, operation);
   queued_.push_back(operation);
@@ -243,8 +258,10 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   const bool sitting_out =
       has_joined(members->id, transport_->rank()) && !has_joined(members->id, peer) && !pending_.contains(id);
   if (sitting_out && kind != Kind::join) return transport_->release(peer, notice.position);
+  if (is_late(*notice.head)) return transport_->release(peer, notice.position);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
+  if (kind == Kind::end_step) note_end(peer, notice.head->number);
   begin_if_complete(id);
 }
 
@@ -255,8 +272,7 @@ void Core::begin_if_complete(std::uint64_t id) {
   const OperationPtr operation = own->second;
   if (operation->algorithm) return;  // it has begun already
   for (int rank : gathering->missing()) {
-    const bool counts = operation->request.kind != Kind::join && has_joined(operation->request.group->id, rank);
-    if (!counts) return;
+    if (!goes_without(*operation, rank)) return;
     if (operation->request.partner == rank) {
       return fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined",
                                                                     text_of(*operation), rank)));
@@ -278,10 +294,11 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
   }
   if (request.root >= 0 && !gathering.has(request.root)) {
     fail(operation,
-         Error(ErrorCode::mismatch,
-               fmt::format("{}: rank {}, its root, has joined and takes no part any more. Choose a root that "
-                           "has not joined.",
-                           text_of(*operation), request.root)));
+         Error(
+             ErrorCode::mismatch,
+             fmt::format("{}: rank {}, its root, takes no part: it has joined or has ended the step without it. Choose "
+                         "another root.",
+                         text_of(*operation), request.root)));
     return;
   }
   if (request.kind == Kind::join) end_join(*operation, gathering);
@@ -352,7 +369,10 @@ bool Core::has_joined(negotiation::GroupId group, int rank) const {
 void Core::note_join(int rank, const negotiation::MembersPtr& members) {
   joined_[members->id].insert(rank);
   if (rank == transport_->rank()) {
-    for (const auto& [peer, position] : matcher_.drop_without(rank, members->id)) transport_->release(peer, position);
+    const auto unwanted = [&](std::uint64_t, const transport::NoticeHead& notice) {
+      return notice.group == members->id;
+    };
+    for (const auto& [peer, position] : matcher_.drop_without(rank, unwanted)) transport_->release(peer, position);
   }
   std::vector<std::uint64_t> affected;
   for (const auto& [id, operation] : pending_) {
@@ -369,6 +389,8 @@ void Core::end_join(Operation& operation, const negotiation::Gathering& gatherin
   series.unnamed = 0;
   series.uses.clear();
   if (&series == &world_series_) std::fill(ended_before_.begin(), ended_before_.end(), 0);
+  series.uses_in_step.clear();
+  if (operation.request.group->id == negotiation::kWorld) begun_since_join_ = 0;
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -433,7 +455,7 @@ void Core::close(Operation& operation) {
     }
     matcher_.forget(id);
   }
-  if (!operation.request.input.name.empty()) names_in_flight_.erase(name_key(operation.request));
+  if (!operation.request.input.name.empty()) names_in_flight_.erase(operation.key);
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
   if (operation.background) --background_;
@@ -515,31 +537,7 @@ void Core::run_background(std::unique_lock<std::mutex>& lock) {
   look_after_peers();
 }
 
-// --- steps, abort, stop
-
-void Core::begin_step() {
-  std::lock_guard lock(mutex_);
-  refuse_if_unusable();
-  if (in_step_) throw Error(ErrorCode::invalid_argument, "begin_step was called twice without end_step between");
-  in_step_ = true;
-  recorder_.step_began(steps_ + 1);
-  step_operations_.clear();
-}
-
-std::uint64_t Core::end_step() {
-  std::vector<OperationPtr> operations;
-  {
-    std::lock_guard lock(mutex_);
-    if (!in_step_) throw Error(ErrorCode::invalid_argument, "end_step was called without begin_step");
-    in_step_ = false;
-    operations.swap(step_operations_);
-  }
-  for (const OperationPtr& operation : operations) wait(*operation);
-  for (const OperationPtr& operation : operations) check(*operation);
-  std::lock_guard lock(mutex_);
-  recorder_.step_ended();
-  return ++steps_;
-}
+// --- abort, stop
 
 void Core::abort(const std::string& reason) {
   std::lock_guard lock(mutex_);

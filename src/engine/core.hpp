@@ -15,9 +15,12 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/operation.hpp"
+#include "engine/request.hpp"
+#include "fusion/step_end.hpp"
 #include "lockstep/options.hpp"
 #include "negotiation/groups.hpp"
 #include "negotiation/matcher.hpp"
@@ -87,7 +90,9 @@ class Core {
   struct Series {
     std::uint64_t joins = 0;
     std::uint64_t unnamed = 0;
-    std::unordered_map<std::string, std::uint64_t> uses;
+    std::unordered_map<NameKey, std::uint64_t> uses;
+    fusion::Step step = fusion::kNoStep;  // that the next counts are of
+    std::unordered_map<NameKey, std::uint64_t> uses_in_step;
   };
 
   // All below: REQUIRES mutex_.
@@ -117,6 +122,14 @@ class Core {
   void note_join(int rank, const negotiation::MembersPtr& members);
   void end_join(Operation& operation, const negotiation::Gathering& gathering);
   bool has_joined(negotiation::GroupId group, int rank) const;
+  // Steps (steps.cpp).
+  OperationPtr announce_end(const fusion::StepEnd& end);
+  void note_end(int rank, fusion::Step step);
+  void begin_those_of_step(fusion::Step step);
+  bool is_late(const transport::NoticeHead& notice) const;
+  bool goes_without(const Operation& operation, int rank) const;
+  bool nothing_under_way() const;
+
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
@@ -152,12 +165,16 @@ class Core {
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
-  std::unordered_map<std::string, Operation*> names_in_flight_;
+  std::unordered_set<NameKey> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;
-  std::uint64_t steps_ = 0;
+  fusion::Step step_ = fusion::kNoStep;    // the last one begun
+  std::uint64_t begun_since_join_ = 0;     // steps, since the world's last join
+  std::uint64_t steps_ = 0;                // completed
+  std::vector<fusion::Step> ended_ranks_;  // by rank: the last step in which it will submit nothing more
+  OperationPtr last_end_;                  // announces the end of this rank's last step
   Clock::time_point looked_after_{};
   bool arrived_ = false;
   bool stopping_ = false;

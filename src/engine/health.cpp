@@ -52,7 +52,8 @@ void Core::look_after_peers() {
     std::vector<OperationPtr> doomed;
     for (const auto& [id, operation] : pending_) {
       const auto* gathering = matcher_.find(id);
-      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer))
+      if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer) &&
+          !goes_without(*operation, peer))
         doomed.push_back(operation);
     }
     for (const OperationPtr& operation : doomed) {

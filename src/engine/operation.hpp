@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "fusion/step_end.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/types.hpp"
 #include "negotiation/groups.hpp"
@@ -44,12 +45,14 @@ class Operation {
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
   Request request;
-  std::uint64_t order = 0;               ///< among the operations without a name
-  bool background = false;               ///< nobody may be waiting: the engine's thread sees to it
-  transport::Notice notice;              ///< what this rank announces
+  std::uint64_t key = 0;                ///< of its name (name_key)
+  std::uint64_t order = 0;              ///< among the operations without a name, or under this one
+  fusion::Step step = fusion::kNoStep;  ///< of an operation that has a name, and was submitted inside a step
+  bool background = false;              ///< nobody may be waiting: the engine's thread sees to it
+  transport::Notice notice;             ///< what this rank announces
   std::deque<transport::Notice> offers;  ///< what peers offered, as notices
-  std::byte* staged = nullptr;           ///< the tensor's copy in shared memory, when it does not live there
-  std::byte* staged_splits = nullptr;    ///< the splits of an all-to-all there
+  std::byte* staged = nullptr;          ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_splits = nullptr;   ///< the splits of an all-to-all there
   std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
   std::chrono::steady_clock::time_point submitted{};
   bool stall_reported = false;

@@ -1,7 +1,7 @@
 // What can be known about a request before it meets its peers: whether it makes sense, and what is announced of it.
 #pragma once
 
-#include <string>
+#include <cstdint>
 
 #include "engine/operation.hpp"
 #include "transport/notice.hpp"
@@ -15,8 +15,10 @@ void check_request(const Request& request, int rank);
 /// described.
 void announce_in(transport::Notice& notice, const Request& request);
 
-/// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag.
-std::string name_key(const Request& request);
+/// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag. A hash,
+/// as every identity that travels between ranks is.
+using NameKey = std::uint64_t;
+NameKey name_key(const Request& request);
 
 /// True for operations that have no name and are no pair: they are counted in the order of submission.
 bool counts_by_order(const Request& request);

@@ -17,6 +17,7 @@ bool gives(const Request& request, int rank) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
     case Kind::receive:
       return false;
     case Kind::broadcast:

@@ -73,6 +73,8 @@ const char* name_of(Kind kind) {
       return "new group";
     case Kind::end_step:
       return "end of step";
+    case Kind::bucket:
+      return "bucket";
   }
   return "unknown operation";
 }

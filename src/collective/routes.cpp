@@ -57,6 +57,7 @@ Route route(const Call& call, std::size_t source, std::size_t destination) {
     case Kind::join:
     case Kind::new_group:
     case Kind::end_step:
+    case Kind::bucket:
       return {};
     case Kind::all_reduce:
       return {0, 0, bytes(giver.rows)};
@@ -97,6 +98,7 @@ std::int64_t result_rows(const Call& call) {
     case Kind::join:
     case Kind::new_group:
     case Kind::end_step:
+    case Kind::bucket:
       return 0;
     case Kind::all_reduce:
       return call.parties[self].rows;
@@ -145,6 +147,7 @@ bool gives(const Call& call, std::size_t index) {
     case Kind::join:
     case Kind::new_group:
     case Kind::end_step:
+    case Kind::bucket:
       return false;
     case Kind::broadcast:
     case Kind::scatter:

@@ -65,6 +65,25 @@ Core::OperationPtr Core::submit(Request request, bool background) {
   return submit_locked(std::move(request), background);
 }
 
+Core::OperationPtr Core::submit_all_reduce(const Reduce& wanted) {
+  std::lock_guard lock(mutex_);
+  refuse_if_unusable();
+  if (OperationPtr planned = submit_planned(wanted)) return planned;
+  Request request;
+  request.kind = Kind::all_reduce;
+  request.input = *wanted.input;
+  request.output = *wanted.output;
+  request.op = wanted.op;
+  request.prescale = wanted.prescale;
+  request.postscale = wanted.postscale;
+  request.by_contributors = wanted.by_contributors;
+  request.group = wanted.group;
+  const OperationPtr operation = prepare(std::move(request), /*background=*/true);
+  operation->plannable = true;
+  announce(operation);
+  return operation;
+}
+
 std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests) {
   std::lock_guard lock(mutex_);
   std::vector<OperationPtr> operations;
@@ -110,24 +129,30 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
     throw Error(ErrorCode::invalid_argument, "join was called inside a step. Call end_step first.");
   }
   if (!counts_by_order(operation->request)) operation->key = name_key(operation->request);
-  if (!counts_by_order(operation->request) && names_in_flight_.contains(operation->key)) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
-                    operation->request.input.name));
+  if (!counts_by_order(operation->request) && is_in_flight(operation->key, operation->request.input.name)) {
+    refuse_name_in_flight(operation->request.input.name);
   }
   stage(*operation, *transport_);
   return operation;
 }
 
 void Core::announce(const OperationPtr& operation) {
+  dissolve_bucket_under(*operation);
+  if (in_step_ && !operation->request.input.name.empty()) operation->step = step_;
+  operation->submitted = Clock::now();
+  enter(operation);
+}
+
+void Core::enter(const OperationPtr& operation) {
   if (nothing_under_way()) operation->notice.head.flags |= transport::kAlone;
   assign_identity(*operation);
-  operation->submitted = Clock::now();
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_.insert(operation->key);
-  if (in_step_) step_operations_.push_back(operation);
-  record_submission(*operation);
+  if (in_step_ || operation->step != fusion::kNoStep) step_operations_.push_back(operation);
+  if (operation->trace.kind == nullptr) {  // otherwise it was submitted as a part of a bucket
+    learn_from(operation);
+    record_submission(*operation);
+  }
   if (operation->background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
   take_offers_of(*operation);
@@ -141,6 +166,13 @@ void Core::record_submission(Operation& operation) {
 }
 
 bool Core::is_forked_copy() const { return fork_generation_ != fork_generation(); }
+
+void Core::refuse_name_in_flight(const std::string& name) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
+                  name));
+}
 
 void Core::refuse_if_unusable() const {
   if (is_forked_copy()) {
@@ -164,20 +196,16 @@ void Core::assign_identity(Operation& operation) {
     operation.notice.head.id = identity_by_order(request.group->id, series.joins, operation.order);
     return;
   }
-  if (in_step_ && !request.input.name.empty()) operation.step = step_;
   if (operation.step == fusion::kNoStep) {
     operation.order = series.uses[operation.key]++;
   } else {
     if (series.step != operation.step) series.uses_in_step.clear();
     series.step = operation.step;
-    operation.order = series.uses_in_step[operation.key]++;
+    operation.order = series.uses_in_step[operation.key]++ + uses_in_bucket(operation);
     operation.notice.head.flags |= transport::kInStep;
     operation.notice.head.number = operation.step;
   }
-  const std::uint64_t words[] = {operation.key, series.joins, operation.step, operation.order};
-  Hasher id;
-  id.add(words, sizeof words);
-  operation.notice.head.id = id.value();
+  operation.notice.head.id = identity_by_name(operation.key, series.joins, operation.step, operation.order);
 }
 
 bool Core::post_queued() {
@@ -188,6 +216,7 @@ bool Core::post_queued() {
     if (!position) break;
     queued_.pop_front();
     any = true;
+    if (operation->ended()) continue;  // a message only: nobody answers
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
     if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
@@ -258,7 +287,10 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   const bool sitting_out =
       has_joined(members->id, transport_->rank()) && !has_joined(members->id, peer) && !pending_.contains(id);
   if (sitting_out && kind != Kind::join) return transport_->release(peer, notice.position);
+  if (kind == Kind::bucket) return take_bucket_notice(peer, notice);
   if (is_late(*notice.head)) return transport_->release(peer, notice.position);
+  if (peer == 0 && (notice.head->flags & transport::kPlannable) != 0)
+    planning_.order[notice.head->number].push_back(id);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
   if (kind == Kind::end_step) note_end(peer, notice.head->number);
@@ -302,8 +334,10 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
     return;
   }
   if (request.kind == Kind::join) end_join(*operation, gathering);
+  if (request.kind == Kind::end_step) settle_step(*operation, gathering);
   try {
-    operation->algorithm = collective::choose(call_for(*operation, gathering));
+    operation->algorithm = request.kind == Kind::bucket ? bucket_reduce(*operation, gathering)
+                                                        : collective::choose(call_for(*operation, gathering));
     recorder_.matched(operation->trace);
     running_.push_back(operation);
   } catch (const Error& error) {
@@ -390,7 +424,10 @@ void Core::end_join(Operation& operation, const negotiation::Gathering& gatherin
   series.uses.clear();
   if (&series == &world_series_) std::fill(ended_before_.begin(), ended_before_.end(), 0);
   series.uses_in_step.clear();
-  if (operation.request.group->id == negotiation::kWorld) begun_since_join_ = 0;
+  if (operation.request.group->id == negotiation::kWorld) {
+    begun_since_join_ = 0;
+    forget_plans();
+  }
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -428,6 +465,7 @@ void Core::finish(const OperationPtr& operation) {
   unstage(*operation, *transport_);
   if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   recorder_.done(operation->trace);
+  if (operation->request.kind == Kind::bucket) finish_members(*operation);
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it
@@ -435,8 +473,9 @@ void Core::finish(const OperationPtr& operation) {
 
 void Core::fail(const OperationPtr& operation, const Error& error) {
   const auto* gathering = matcher_.find(operation->notice.head.id);
-  if (gathering != nullptr) recorder_.waits_for(operation->trace, gathering->missing());
+  if (gathering != nullptr) record_waiting(*operation, gathering->missing());
   recorder_.failed(operation->trace, error.what());
+  if (operation->request.kind == Kind::bucket) fail_members(*operation, error);
   close(*operation);
   operation->error = error;
   operation->state.store(Operation::State::failed, std::memory_order_release);
@@ -447,19 +486,23 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
 void Core::close(Operation& operation) {
   drop_staged(operation, *transport_);
   const std::uint64_t id = operation.notice.head.id;
-  if (const auto* gathering = matcher_.find(id)) {
-    for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
-      const int rank = gathering->members->ranks[i];
-      if (gathering->arrivals[i] && gathering->arrivals[i].offer == nullptr && rank != transport_->rank())
-        transport_->release(rank, gathering->arrivals[i].position);
-    }
-    matcher_.forget(id);
-  }
+  forget_gathering(id);
   if (!operation.request.input.name.empty()) names_in_flight_.erase(operation.key);
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
   if (operation.background) --background_;
   pending_.erase(id);
+}
+
+void Core::forget_gathering(std::uint64_t id) {
+  const auto* gathering = matcher_.find(id);
+  if (gathering == nullptr) return;
+  for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
+    const int rank = gathering->members->ranks[i];
+    if (gathering->arrivals[i] && gathering->arrivals[i].offer == nullptr && rank != transport_->rank())
+      transport_->release(rank, gathering->arrivals[i].position);
+  }
+  matcher_.forget(id);
 }
 
 void Core::end_world(const Verdict& verdict) {
@@ -469,6 +512,7 @@ void Core::end_world(const Verdict& verdict) {
     const OperationPtr operation = pending_.begin()->second;
     fail(operation, *ended_);
   }
+  fail_filling_buckets(*ended_);
   if (!options_.flight_directory.empty()) {
     recorder_.flight_record().write_file(options_.flight_directory, transport_->rank(), verdict.text);
   }
@@ -482,6 +526,10 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     std::lock_guard lock(mutex_);
     return progress();
   };
+  if (!operation.ended()) {
+    std::lock_guard lock(mutex_);
+    dissolve_if_awaited(operation);
+  }
   while (!operation.ended()) {
     if (advance()) {
       patience.reset();
@@ -497,6 +545,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     transport_->sleep(nap, [&] { return advance() || operation.ended(); });
     std::lock_guard lock(mutex_);
     look_after_peers();
+    look_after_buckets(/*waiting=*/true);
   }
   return true;
 }
@@ -519,6 +568,7 @@ void Core::run() {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.
       wake_.wait_until(lock, system_deadline(kLongestSleep));
       progress();
+      look_after_buckets(/*waiting=*/false);
     }
   }
   lock.unlock();
@@ -535,6 +585,7 @@ void Core::run_background(std::unique_lock<std::mutex>& lock) {
   });
   lock.lock();
   look_after_peers();
+  look_after_buckets(/*waiting=*/false);
 }
 
 // --- abort, stop
@@ -565,6 +616,7 @@ void Core::stop() {
       fail(operation, Error(ErrorCode::aborted, fmt::format("the engine of rank {} was stopped before {} was complete",
                                                             transport_->rank(), text_of(*operation))));
     }
+    fail_filling_buckets(*ended_);
     wake_.notify_all();
   }
   transport_->ring(transport_->rank());
@@ -574,6 +626,7 @@ void Core::stop() {
 
 std::string Core::text_of(const Operation& operation) const {
   const Request& request = operation.request;
+  if (request.kind == Kind::bucket) return text_of_bucket(operation);
   return fmt::format("{} {}", collective::name_of(request.kind),
                      negotiation::name_text(request.input.name, operation.order));
 }

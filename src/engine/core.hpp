@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "engine/operation.hpp"
+#include "engine/planning.hpp"
 #include "engine/request.hpp"
 #include "fusion/step_end.hpp"
 #include "lockstep/options.hpp"
@@ -54,6 +56,9 @@ class Core {
 
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
   OperationPtr submit(Request request, bool background);
+
+  /// An all-reduce in the background. Inside a step it may travel in a bucket (buckets.cpp).
+  OperationPtr submit_all_reduce(const Reduce& wanted);
 
   /// Several operations in the background, all of them or, when one is refused, none.
   std::vector<OperationPtr> submit_together(std::vector<Request> requests);
@@ -99,6 +104,7 @@ class Core {
   OperationPtr submit_locked(Request request, bool background);
   OperationPtr prepare(Request request, bool background);
   void announce(const OperationPtr& operation);
+  void enter(const OperationPtr& operation);
   void record_submission(Operation& operation);
   bool is_forked_copy() const;
   bool have_ended_before(std::uint64_t number) const;
@@ -126,20 +132,59 @@ class Core {
   OperationPtr announce_end(const fusion::StepEnd& end);
   void note_end(int rank, fusion::Step step);
   void begin_those_of_step(fusion::Step step);
-  bool is_late(const transport::NoticeHead& notice) const;
+  bool is_late(const transport::NoticeHead& notice);
   bool goes_without(const Operation& operation, int rank) const;
   bool nothing_under_way() const;
+
+  // Plans (planning.cpp).
+  void learn_from(const OperationPtr& operation);
+  void begin_planned_step();
+  fusion::StepEnd end_planned_step();
+  void settle_step(const Operation& end, const negotiation::Gathering& gathering);
+  void forget_plans();
+
+  // Buckets (buckets.cpp).
+  OperationPtr submit_planned(const Reduce& wanted);
+  bool find_place(PlanAtWork& work, PlanAtWork::Bucket& bucket, std::size_t entry, const Reduce& wanted);
+  OperationPtr renew(PlanAtWork::Member& member, const fusion::Entry& entry, const Reduce& wanted);
+  OperationPtr bucket_notice(const PlanAtWork::Bucket& bucket);
+  void post_bucket(PlanAtWork::Bucket& bucket);
+  void post_filling_buckets();
+  void dissolve(PlanAtWork::Bucket& bucket, bool tell);
+  void withdraw(Operation& bucket);
+  void go_alone(PlanAtWork::Member& member);
+  void dissolve_bucket_under(Operation& operation);
+  void dissolve_if_awaited(const Operation& operation);
+  void look_after_buckets(bool waiting);
+  void take_bucket_notice(int peer, const transport::NoticeRef& notice);
+  std::unique_ptr<collective::Algorithm> bucket_reduce(const Operation& operation,
+                                                       const negotiation::Gathering& gathering);
+  const PlanAtWork::Member* member_of(NameKey key, const std::string& name) const;
+  std::uint64_t uses_in_bucket(const Operation& operation) const;
+  bool owes(const Operation& operation, int rank) const;
+  bool may_still_submit(std::uint64_t id);
+  template <class Visit>
+  void for_each_member(const Operation& bucket, const Visit& visit);
+  void free_memory(PlanAtWork::Bucket& bucket);
+  void finish_members(const Operation& operation);
+  void fail_members(const Operation& operation, const Error& error);
+  void fail_filling_buckets(const Error& error);
+  void record_waiting(Operation& operation, std::span<const int> missing);
+  std::string text_of_bucket(const Operation& bucket) const;
 
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
   void give_up(const OperationPtr& operation, const Error& error);
   void close(Operation& operation);
+  void forget_gathering(std::uint64_t id);
   void look_after_peers();
   void report_stalls();
   void end_world(const transport::Verdict& verdict);
   void refuse_if_unusable() const;
+  [[noreturn]] static void refuse_name_in_flight(const std::string& name);
   void assign_identity(Operation& operation);
+  bool is_in_flight(NameKey key, const std::string& name) const;
   std::string text_of(const Operation& operation) const;
 
   const Options options_;
@@ -170,11 +215,13 @@ class Core {
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;
-  fusion::Step step_ = fusion::kNoStep;    // the last one begun
-  std::uint64_t begun_since_join_ = 0;     // steps, since the world's last join
-  std::uint64_t steps_ = 0;                // completed
-  std::vector<fusion::Step> ended_ranks_;  // by rank: the last step in which it will submit nothing more
-  OperationPtr last_end_;                  // announces the end of this rank's last step
+  fusion::Step step_ = fusion::kNoStep;     // the last one begun
+  std::uint64_t begun_since_join_ = 0;      // steps, since the world's last join
+  std::uint64_t steps_ = 0;                 // completed
+  std::vector<fusion::Step> ended_ranks_;   // by rank: the last step in which it will submit nothing more
+  fusion::Step settled_ = fusion::kNoStep;  // the last one of which this rank has nothing under way
+  Planning planning_;
+  OperationPtr last_end_;  // announces the end of this rank's last step
   Clock::time_point looked_after_{};
   bool arrived_ = false;
   bool stopping_ = false;

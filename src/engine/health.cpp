@@ -90,7 +90,7 @@ void Core::report_stalls() {
       return;
     }
     operation->stall_reported = true;
-    recorder_.waits_for(operation->trace, missing);
+    record_waiting(*operation, missing);
     recorder_.counters().stalled();
     log::warn(transport_->rank(), what);
   }

@@ -37,6 +37,17 @@ struct Request {
   negotiation::MembersPtr group = {};     ///< nullptr: the world
 };
 
+/// An all-reduce as it is asked for, before anything of it is copied.
+struct Reduce {
+  const TensorView* input = nullptr;
+  const TensorView* output = nullptr;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  bool by_contributors = false;
+  negotiation::MembersPtr group = {};  ///< nullptr: the world
+};
+
 /// Owned by the engine's Core, which also guards every field except `state`.
 class Operation {
  public:
@@ -48,6 +59,9 @@ class Operation {
   std::uint64_t key = 0;                ///< of its name (name_key)
   std::uint64_t order = 0;              ///< among the operations without a name, or under this one
   fusion::Step step = fusion::kNoStep;  ///< of an operation that has a name, and was submitted inside a step
+  int entry = -1;                       ///< of the plan, under whose name it is
+  int bucket = -1;                      ///< of the plan, with which it ends, or which it is
+  bool plannable = false;               ///< submitted by itself and not waited for, so that a bucket could hold it
   bool background = false;              ///< nobody may be waiting: the engine's thread sees to it
   transport::Notice notice;             ///< what this rank announces
   std::deque<transport::Notice> offers;  ///< what peers offered, as notices

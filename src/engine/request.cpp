@@ -137,6 +137,25 @@ std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins,
   return id.value();
 }
 
+std::uint64_t identity_by_name(NameKey key, std::uint64_t joins, fusion::Step step, std::uint64_t use) {
+  const std::uint64_t words[] = {key, joins, step, use};
+  Hasher id;
+  id.add(words, sizeof words);
+  return id.value();
+}
+
+NameKey name_key_in_world(std::string_view name) {
+  static const std::uint64_t series = [] {
+    const std::uint32_t words[4] = {};
+    Hasher key;
+    key.add(words, sizeof words);
+    return key.value();
+  }();
+  Hasher key(series);
+  key.add(name.data(), name.size());
+  return key.value();
+}
+
 NameKey name_key(const Request& request) {
   const bool pair = is_pair(request.kind);
   const bool unnamed = pair || request.kind == Kind::join || request.kind == Kind::new_group;
@@ -153,6 +172,8 @@ NameKey name_key(const Request& request) {
   if (!unnamed) key.add(request.input.name.data(), request.input.name.size());
   return key.value();
 }
+
+bool is_world(const negotiation::MembersPtr& group) { return group == nullptr || group->id == negotiation::kWorld; }
 
 negotiation::MembersPtr pair_of(int one, int other) {
   return std::make_shared<const negotiation::Members>(

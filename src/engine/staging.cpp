@@ -18,6 +18,7 @@ bool gives(const Request& request, int rank) {
     case Kind::join:
     case Kind::new_group:
     case Kind::end_step:
+    case Kind::bucket:
     case Kind::receive:
       return false;
     case Kind::broadcast:
@@ -37,11 +38,6 @@ bool is_written_by_peers(const Request& request, int rank) {
 // benchmarks/all_reduce.py.
 constexpr std::size_t kLeastPulled = 512 * 1024;
 
-transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
-  const transport::Place place = shared.place_of(data, bytes);
-  return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
-}
-
 std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& operation,
                         transport::SharedMemory& shared) {
   auto* block = static_cast<std::byte*>(shared.allocate(bytes));
@@ -57,6 +53,11 @@ std::byte* copy_to_heap(const void* data, std::size_t bytes, const Operation& op
 }
 
 }  // namespace
+
+transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
+  const transport::Place place = shared.place_of(data, bytes);
+  return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
+}
 
 void stage(Operation& operation, transport::Transport& transport) {
   const Request& request = operation.request;

@@ -22,6 +22,7 @@ void Core::begin_step() {
   }
   in_step_ = true;
   step_ = fusion::step_number(series_[negotiation::kWorld].joins, ++begun_since_join_);
+  begin_planned_step();
   recorder_.step_began(steps_ + 1);
 }
 
@@ -29,17 +30,25 @@ std::uint64_t Core::end_step() {
   std::unique_lock lock(mutex_);
   if (!in_step_) throw Error(ErrorCode::invalid_argument, "end_step was called without begin_step");
   in_step_ = false;
-  std::vector<OperationPtr> operations = std::exchange(step_operations_, {});
   const bool announced = !ended_;
   if (announced) {
-    if (last_end_) operations.push_back(last_end_);
+    if (last_end_) step_operations_.push_back(last_end_);
     if (last_end_) last_end_->submitted = Clock::now();  // from now on it is waited for
-    last_end_ = announce_end({});
+    last_end_ = announce_end(end_planned_step());
   }
-  lock.unlock();
-  for (const OperationPtr& operation : operations) wait(*operation);
-  for (const OperationPtr& operation : operations) check(*operation);
-  lock.lock();
+  OperationPtr failed;
+  while (!step_operations_.empty()) {  // a bucket that is dissolved leaves new ones
+    const std::vector<OperationPtr> operations = std::exchange(step_operations_, {});
+    lock.unlock();
+    for (const OperationPtr& operation : operations) {
+      wait(*operation);
+      if (!failed && operation->error) failed = operation;
+    }
+    lock.lock();
+  }
+  settled_ = step_;
+  std::erase_if(planning_.seen, [&](const auto& seen) { return seen.second.step <= settled_; });
+  if (failed) check(*failed);
   if (!announced) throw *ended_;
   recorder_.step_ended();
   return ++steps_;
@@ -86,16 +95,18 @@ void Core::begin_those_of_step(Step step) {
 }
 
 // True for the notice of an operation of a step that this rank has ended without submitting it.
-bool Core::is_late(const transport::NoticeHead& notice) const {
+bool Core::is_late(const transport::NoticeHead& notice) {
   return (notice.flags & transport::kInStep) != 0 &&
-         notice.number <= ended_ranks_[static_cast<std::size_t>(transport_->rank())] && !pending_.contains(notice.id);
+         notice.number <= ended_ranks_[static_cast<std::size_t>(transport_->rank())] && !pending_.contains(notice.id) &&
+         !may_still_submit(notice.id);
 }
 
 // True when the operation need not wait for that rank, which has not announced it.
 bool Core::goes_without(const Operation& operation, int rank) const {
   if (operation.request.kind == Kind::join) return false;
   if (has_joined(operation.request.group->id, rank)) return true;
-  return operation.step != fusion::kNoStep && ended_ranks_[static_cast<std::size_t>(rank)] >= operation.step;
+  return operation.step != fusion::kNoStep && ended_ranks_[static_cast<std::size_t>(rank)] >= operation.step &&
+         !owes(operation, rank);
 }
 
 // The end of a step is only a message to the others.

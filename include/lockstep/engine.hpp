@@ -130,6 +130,9 @@ class LOCKSTEP_API Engine {
   /// parameters) go on without it, as if it had joined. It then waits for the operations submitted since `begin_step`,
   /// throws the Error of one that failed, and returns the number of steps completed. A rank can be one step ahead of
   /// the slowest, not more.
+  /// Steps that submit the same set of `all_reduce_async` of the world, in whatever order on each rank, are learned:
+  /// from the third on these tensors travel together. Waiting for one of them before the last is submitted works, but
+  /// gives that up.
   void begin_step();
   std::uint64_t end_step();
 

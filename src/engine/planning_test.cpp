@@ -274,6 +274,7 @@ TEST_P(Plans, AreLearnedAnewAfterAJoin) {
 }
 
 TEST_P(Plans, AnAbortEndsWhatIsInABucket) {
+  if (!planned()) return;  // without a bucket it may be over before the abort
   for (bool full : {false, true}) {
     run_world(over(), size(), [&](Core& core) {
       std::vector<float> first(1000, 1.0F), second(1000, 1.0F);
@@ -300,9 +301,7 @@ TEST_P(Plans, AnAbortEndsWhatIsInABucket) {
       }
       if (!pending) return;  // it was told before
       EXPECT_TRUE(pending->ended());
-      if (size() > 1) {
-        EXPECT_THROW(Core::check(*pending), Error);
-      }
+      EXPECT_THROW(Core::check(*pending), Error);
     });
   }
 }

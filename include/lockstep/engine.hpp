@@ -64,7 +64,8 @@ struct Agreement {
 ///
 /// Threads: every method may be called from any thread, except that the destructor must not race with other calls.
 /// Matching: an operation with a name meets the operation of that name on the other ranks, whatever order each rank
-/// submits in; the n-th use of a name meets the n-th use. Operations without a name meet in the order of submission.
+/// submits in; the n-th use of a name meets the n-th use, counted in each step anew. Operations without a name meet in
+/// the order of submission.
 /// Each group counts by itself, and operations of one group never wait for those of another.
 /// Errors: wrong arguments throw at the call. Ranks that disagree about an operation all get Error(mismatch) from it.
 /// When a peer dies, every pending and later operation on this engine throws Error(peer_lost) that names the rank.
@@ -149,8 +150,15 @@ class LOCKSTEP_API Engine {
   /// Called by each of its members, in the same order among groups of the same ranks. Does not wait for them.
   Group make_group(const std::vector<int>& ranks);
 
-  /// Brackets one training step. `end_step` waits for the operations submitted since `begin_step` and returns the
-  /// number of steps completed.
+  /// Brackets one training step; every rank brackets its steps alike, and joins the world only outside. Inside, the
+  /// n-th use of a name in the step meets the n-th use in the same step on the other ranks. `end_step` says that this
+  /// rank submits nothing more in the step: the others' operations under names that it has left out (unused
+  /// parameters) go on without it, as if it had joined. It then waits for the operations submitted since `begin_step`,
+  /// throws the Error of one that failed, and returns the number of steps completed. A rank can be one step ahead of
+  /// the slowest, not more.
+  /// Steps that submit the same set of `all_reduce_async` of the world, in whatever order on each rank, are learned:
+  /// from the third on these tensors travel together. Waiting for one of them before the last is submitted works, but
+  /// gives that up.
   void begin_step();
   std::uint64_t end_step();
 

@@ -33,6 +33,7 @@ struct Result {
 class LOCKSTEP_API Work {
  public:
   Work() = default;
+  Work(std::shared_ptr<engine::Operation> operation, std::shared_ptr<engine::Core> core);
   Work(std::vector<std::shared_ptr<engine::Operation>> operations, std::shared_ptr<engine::Core> core);
 
   bool valid() const noexcept { return core_ != nullptr; }
@@ -52,7 +53,8 @@ class LOCKSTEP_API Work {
   Result result(std::size_t index = 0) const;
 
  private:
-  std::vector<std::shared_ptr<engine::Operation>> operations_;
+  std::shared_ptr<engine::Operation> first_;  // by itself: most handles stand for one operation
+  std::vector<std::shared_ptr<engine::Operation>> others_;
   std::shared_ptr<engine::Core> core_;
 };
 

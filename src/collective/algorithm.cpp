@@ -10,7 +10,8 @@ namespace lockstep::collective {
 namespace {
 
 bool is_meet(const Call& call) {
-  return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group;
+  return call.kind == Kind::barrier || call.kind == Kind::join || call.kind == Kind::new_group ||
+         call.kind == Kind::end_step;
 }
 
 // Nobody's input can be overwritten by a result: it came with the notices, is a copy, or there is none.
@@ -79,6 +80,10 @@ const char* name_of(Kind kind) {
       return "join";
     case Kind::new_group:
       return "new group";
+    case Kind::end_step:
+      return "end of step";
+    case Kind::bucket:
+      return "bucket";
   }
   return "unknown operation";
 }

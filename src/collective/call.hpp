@@ -29,6 +29,8 @@ enum class Kind : std::int32_t {
   receive = 10,
   join = 11,
   new_group = 12,
+  end_step = 13,  ///< announces that a rank submits nothing more in its step
+  bucket = 14,    ///< all-reduces that travel together
 };
 
 const char* name_of(Kind kind);

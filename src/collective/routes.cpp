@@ -56,6 +56,8 @@ Route route(const Call& call, std::size_t source, std::size_t destination) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
+    case Kind::bucket:
       return {};
     case Kind::all_reduce:
       return {0, 0, bytes(giver.rows)};
@@ -95,6 +97,8 @@ std::int64_t result_rows(const Call& call) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
+    case Kind::bucket:
       return 0;
     case Kind::all_reduce:
       return call.parties[self].rows;
@@ -142,6 +146,8 @@ bool gives(const Call& call, std::size_t index) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
+    case Kind::bucket:
       return false;
     case Kind::broadcast:
     case Kind::scatter:

@@ -44,7 +44,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       expressive_(!crowded_ && transport_->size() > 1 && transport_->shared() != nullptr),
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
-      groups_(transport_->rank(), transport_->size()) {
+      groups_(transport_->rank(), transport_->size()),
+      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
   ended_before_.resize(ranks);
   offers_seen_.resize(ranks);
@@ -69,15 +70,34 @@ Core::OperationPtr Core::submit(Request request, bool background) {
   return submit_locked(std::move(request), background);
 }
 
+Core::OperationPtr Core::submit_all_reduce(const Reduce& wanted) {
+  std::lock_guard lock(mutex_);
+  refuse_if_unusable();
+  if (OperationPtr planned = submit_planned(wanted)) return planned;
+  Request request;
+  request.kind = Kind::all_reduce;
+  request.input = *wanted.input;
+  request.output = *wanted.output;
+  request.op = wanted.op;
+  request.prescale = wanted.prescale;
+  request.postscale = wanted.postscale;
+  request.by_contributors = wanted.by_contributors;
+  request.group = wanted.group;
+  const OperationPtr operation = prepare(std::move(request), /*background=*/true);
+  operation->plannable = true;
+  announce(operation);
+  return operation;
+}
+
 std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests) {
   std::lock_guard lock(mutex_);
   std::vector<OperationPtr> operations;
-  std::set<std::string> names;
+  std::set<NameKey> names;
   try {
     for (Request& request : requests) {
       operations.push_back(prepare(std::move(request), /*background=*/true));
       const Request& prepared = operations.back()->request;
-      if (!counts_by_order(prepared) && !names.insert(name_key(prepared)).second) {
+      if (!counts_by_order(prepared) && !names.insert(operations.back()->key).second) {
         throw Error(
             ErrorCode::invalid_argument,
             fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", prepared.input.name));
@@ -110,11 +130,12 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} was submitted after join. Wait for join to return first.", text_of(*operation)));
   }
-  if (!counts_by_order(operation->request) && names_in_flight_.contains(name_key(operation->request))) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
-                    operation->request.input.name));
+  if (operation->request.kind == Kind::join && in_step_ && operation->request.group->id == negotiation::kWorld) {
+    throw Error(ErrorCode::invalid_argument, "join was called inside a step. Call end_step first.");
+  }
+  if (!counts_by_order(operation->request)) operation->key = name_key(operation->request);
+  if (!counts_by_order(operation->request) && is_in_flight(operation->key, operation->request.input.name)) {
+    refuse_name_in_flight(operation->request.input.name);
   }
   stage(*operation, *transport_);
   // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
@@ -123,17 +144,26 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
 }
 
 void Core::announce(const OperationPtr& operation) {
-  if (pending_.empty()) operation->notice.head.flags |= transport::kAlone;
-  assign_identity(*operation);
+  dissolve_bucket_under(*operation);
+  if (in_step_ && !operation->request.input.name.empty()) operation->step = step_;
   operation->submitted = transport_->now();
   if (operation->request.kind == Kind::join) {
     const std::int64_t when = operation->submitted.time_since_epoch().count();
     std::memcpy(operation->notice.head.inline_data, &when, sizeof when);
   }
+  enter(operation);
+}
+
+void Core::enter(const OperationPtr& operation) {
+  if (nothing_under_way()) operation->notice.head.flags |= transport::kAlone;
+  assign_identity(*operation);
   pending_.emplace(operation->notice.head.id, operation);
-  if (!operation->request.input.name.empty()) names_in_flight_[name_key(operation->request)] = operation.get();
-  if (in_step_) step_operations_.push_back(operation);
-  record_submission(*operation);
+  if (!operation->request.input.name.empty()) names_in_flight_.insert(operation->key);
+  if (in_step_ || operation->step != fusion::kNoStep) step_operations_.push_back(operation);
+  if (operation->trace.kind == nullptr) {  // otherwise it was submitted as a part of a bucket
+    learn_from(operation);
+    record_submission(*operation);
+  }
   if (operation->background && background_++ == 0) wake_.notify_all();
   queued_.push_back(operation);
   take_offers_of(*operation);
@@ -148,6 +178,13 @@ void Core::record_submission(Operation& operation) {
 
 bool Core::is_forked_copy() const { return fork_generation_ != fork_generation(); }
 
+void Core::refuse_name_in_flight(const std::string& name) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("an operation named '{}' is still under way. Wait for it first, or give this one another name.",
+                  name));
+}
+
 void Core::refuse_if_unusable() const {
   if (is_forked_copy()) {
     throw Error(ErrorCode::invalid_argument,
@@ -159,7 +196,8 @@ void Core::refuse_if_unusable() const {
 }
 
 // The n-th use of a name meets the n-th use on the other ranks; so does the n-th operation without one, and the n-th
-// message of a sender to a receiver under one tag.
+// message of a sender to a receiver under one tag. Names used inside a step are counted in each step anew, because a
+// rank may leave some of them out.
 void Core::assign_identity(Operation& operation) {
   const Request& request = operation.request;
   Series& series = series_[request.group->id];
@@ -169,13 +207,16 @@ void Core::assign_identity(Operation& operation) {
     operation.notice.head.id = identity_by_order(request.group->id, series.joins, operation.order);
     return;
   }
-  const std::string key = name_key(request);
-  operation.order = series.uses[key]++;
-  Hasher id;
-  id.add(std::string_view(key));
-  id.add(series.joins);
-  id.add(operation.order);
-  operation.notice.head.id = id.value();
+  if (operation.step == fusion::kNoStep) {
+    operation.order = series.uses[operation.key]++;
+  } else {
+    if (series.step != operation.step) series.uses_in_step.clear();
+    series.step = operation.step;
+    operation.order = series.uses_in_step[operation.key]++ + uses_in_bucket(operation);
+    operation.notice.head.flags |= transport::kInStep;
+    operation.notice.head.number = operation.step;
+  }
+  operation.notice.head.id = identity_by_name(operation.key, series.joins, operation.step, operation.order);
 }
 
 bool Core::post_queued() {
@@ -186,9 +227,11 @@ bool Core::post_queued() {
     if (!position) break;
     queued_.pop_front();
     any = true;
+    if (operation->ended()) continue;  // a message only: nobody answers
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
     if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
+    if (operation->request.kind == Kind::end_step) note_end(transport_->rank(), operation->notice.head.number);
     begin_if_complete(operation->notice.head.id);
   }
   return any;
@@ -209,6 +252,7 @@ negotiation::MembersPtr Core::make_group(std::vector<int> ranks) {
   operation->notice.head.inline_bytes = static_cast<std::uint16_t>(bitmap.size());
   std::memcpy(operation->notice.head.inline_data, bitmap.data(), bitmap.size());
   operation->submitted = transport_->now();
+  operation->key = name_key(operation->request);
   assign_identity(*operation);
   pending_.emplace(operation->notice.head.id, operation);
   queued_.push_back(operation);
@@ -254,8 +298,13 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   const bool sitting_out =
       has_joined(members->id, transport_->rank()) && !has_joined(members->id, peer) && !pending_.contains(id);
   if (sitting_out && kind != Kind::join) return transport_->release(peer, notice.position);
+  if (kind == Kind::bucket) return take_bucket_notice(peer, notice);
+  if (is_late(*notice.head)) return transport_->release(peer, notice.position);
+  if (peer == 0 && (notice.head->flags & transport::kPlannable) != 0)
+    planning_.order[notice.head->number].push_back(id);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
+  if (kind == Kind::end_step) note_end(peer, notice.head->number);
   begin_if_complete(id);
 }
 
@@ -266,8 +315,7 @@ void Core::begin_if_complete(std::uint64_t id) {
   const OperationPtr operation = own->second;
   if (operation->algorithm) return;  // it has begun already
   for (int rank : gathering->missing()) {
-    const bool counts = operation->request.kind != Kind::join && has_joined(operation->request.group->id, rank);
-    if (!counts) return;
+    if (!goes_without(*operation, rank)) return;
     if (operation->request.partner == rank) {
       return fail(operation, Error(ErrorCode::mismatch, fmt::format("{} can never be matched: rank {} has joined",
                                                                     text_of(*operation), rank)));
@@ -292,15 +340,18 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
   }
   if (request.root >= 0 && !gathering.has(request.root)) {
     fail(operation,
-         Error(ErrorCode::mismatch,
-               fmt::format("{}: rank {}, its root, has joined and takes no part any more. Choose a root that "
-                           "has not joined.",
-                           text_of(*operation), request.root)));
+         Error(
+             ErrorCode::mismatch,
+             fmt::format("{}: rank {}, its root, takes no part: it has joined or has ended the step without it. Choose "
+                         "another root.",
+                         text_of(*operation), request.root)));
     return;
   }
   if (request.kind == Kind::join) end_join(*operation, gathering);
+  if (request.kind == Kind::end_step) settle_step(*operation, gathering);
   try {
-    operation->algorithm = collective::choose(call_for(*operation, gathering));
+    operation->algorithm = request.kind == Kind::bucket ? bucket_reduce(*operation, gathering)
+                                                        : collective::choose(call_for(*operation, gathering));
     recorder_.matched(operation->trace);
     running_.push_back(operation);
   } catch (const Error& error) {
@@ -380,7 +431,10 @@ bool Core::somebody_has_joined(negotiation::GroupId group) const {
 void Core::note_join(int rank, const negotiation::MembersPtr& members) {
   ++joins_[members->id][rank];
   if (rank == transport_->rank()) {
-    for (const auto& [peer, position] : matcher_.drop_without(rank, members->id)) transport_->release(peer, position);
+    const auto unwanted = [&](std::uint64_t, const transport::NoticeHead& notice) {
+      return notice.group == members->id;
+    };
+    for (const auto& [peer, position] : matcher_.drop_without(rank, unwanted)) transport_->release(peer, position);
   }
   std::vector<std::uint64_t> affected;
   for (const auto& [id, operation] : pending_) {
@@ -397,6 +451,11 @@ void Core::end_join(Operation& operation, const negotiation::Gathering& gatherin
   series.unnamed = 0;
   series.uses.clear();
   if (&series == &world_series_) std::fill(ended_before_.begin(), ended_before_.end(), 0);
+  series.uses_in_step.clear();
+  if (operation.request.group->id == negotiation::kWorld) {
+    begun_since_join_ = 0;
+    forget_plans();
+  }
   std::int64_t latest = -1;
   for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
     std::int64_t when = 0;
@@ -434,6 +493,7 @@ void Core::finish(const OperationPtr& operation) {
   unstage(*operation);
   if (operation->result.data == nullptr && !operation->memory) operation->result = operation->request.output;
   recorder_.done(operation->trace);
+  if (operation->request.kind == Kind::bucket) finish_members(*operation);
   close(*operation);
   operation->state.store(Operation::State::done, std::memory_order_release);
   transport_->ring(transport_->rank());  // another thread of this process may wait for it
@@ -441,8 +501,9 @@ void Core::finish(const OperationPtr& operation) {
 
 void Core::fail(const OperationPtr& operation, const Error& error) {
   const auto* gathering = matcher_.find(operation->notice.head.id);
-  if (gathering != nullptr) recorder_.waits_for(operation->trace, gathering->missing());
+  if (gathering != nullptr) record_waiting(*operation, gathering->missing());
   recorder_.failed(operation->trace, error.what());
+  if (operation->request.kind == Kind::bucket) fail_members(*operation, error);
   close(*operation);
   operation->error = error;
   operation->state.store(Operation::State::failed, std::memory_order_release);
@@ -453,19 +514,23 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
 void Core::close(Operation& operation) {
   drop_staged(operation, *transport_);
   const std::uint64_t id = operation.notice.head.id;
-  if (const auto* gathering = matcher_.find(id)) {
-    for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
-      const int rank = gathering->members->ranks[i];
-      if (gathering->arrivals[i] && gathering->arrivals[i].offer == nullptr && rank != transport_->rank())
-        transport_->release(rank, gathering->arrivals[i].position);
-    }
-    matcher_.forget(id);
-  }
-  if (!operation.request.input.name.empty()) names_in_flight_.erase(name_key(operation.request));
+  forget_gathering(id);
+  if (!operation.request.input.name.empty()) names_in_flight_.erase(operation.key);
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
   if (operation.background) --background_;
   pending_.erase(id);
+}
+
+void Core::forget_gathering(std::uint64_t id) {
+  const auto* gathering = matcher_.find(id);
+  if (gathering == nullptr) return;
+  for (std::size_t i = 0; i < gathering->arrivals.size(); ++i) {
+    const int rank = gathering->members->ranks[i];
+    if (gathering->arrivals[i] && gathering->arrivals[i].offer == nullptr && rank != transport_->rank())
+      transport_->release(rank, gathering->arrivals[i].position);
+  }
+  matcher_.forget(id);
 }
 
 void Core::end_world(const Verdict& verdict) {
@@ -475,6 +540,7 @@ void Core::end_world(const Verdict& verdict) {
     const OperationPtr operation = pending_.begin()->second;
     fail(operation, *ended_);
   }
+  fail_filling_buckets(*ended_);
   if (!options_.flight_directory.empty()) {
     recorder_.flight_record().write_file(options_.flight_directory, transport_->rank(), verdict.text);
   }
@@ -488,6 +554,10 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     std::lock_guard lock(mutex_);
     return progress();
   };
+  if (!operation.ended()) {
+    std::lock_guard lock(mutex_);
+    dissolve_if_awaited(operation);
+  }
   while (!operation.ended()) {
     if (advance()) {
       patience.reset();
@@ -503,6 +573,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     transport_->sleep(nap, [&] { return advance() || operation.ended(); });
     std::lock_guard lock(mutex_);
     look_after_peers();
+    look_after_buckets(/*waiting=*/true);
   }
   return true;
 }
@@ -525,6 +596,7 @@ void Core::run() {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.
       wake_.wait_until(lock, system_deadline(kLongestSleep));
       progress();
+      look_after_buckets(/*waiting=*/false);
     }
   }
   lock.unlock();
@@ -541,38 +613,17 @@ void Core::run_background(std::unique_lock<std::mutex>& lock) {
   });
   lock.lock();
   look_after_peers();
+  look_after_buckets(/*waiting=*/false);
 }
 
 void Core::tick() {
   std::lock_guard lock(mutex_);
-  if (!progress() && background_ > 0) look_after_peers();
+  if (progress() || background_ == 0) return;
+  look_after_peers();
+  look_after_buckets(/*waiting=*/false);
 }
 
-// --- steps, abort, stop
-
-void Core::begin_step() {
-  std::lock_guard lock(mutex_);
-  refuse_if_unusable();
-  if (in_step_) throw Error(ErrorCode::invalid_argument, "begin_step was called twice without end_step between");
-  in_step_ = true;
-  recorder_.step_began(steps_ + 1);
-  step_operations_.clear();
-}
-
-std::uint64_t Core::end_step() {
-  std::vector<OperationPtr> operations;
-  {
-    std::lock_guard lock(mutex_);
-    if (!in_step_) throw Error(ErrorCode::invalid_argument, "end_step was called without begin_step");
-    in_step_ = false;
-    operations.swap(step_operations_);
-  }
-  for (const OperationPtr& operation : operations) wait(*operation);
-  for (const OperationPtr& operation : operations) check(*operation);
-  std::lock_guard lock(mutex_);
-  recorder_.step_ended();
-  return ++steps_;
-}
+// --- abort, stop
 
 void Core::abort(const std::string& reason) {
   std::lock_guard lock(mutex_);
@@ -600,6 +651,7 @@ void Core::stop() {
       fail(operation, Error(ErrorCode::aborted, fmt::format("the engine of rank {} was stopped before {} was complete",
                                                             transport_->rank(), text_of(*operation))));
     }
+    fail_filling_buckets(*ended_);
     wake_.notify_all();
   }
   transport_->ring(transport_->rank());
@@ -613,6 +665,7 @@ void Core::stop() {
 
 std::string Core::text_of(const Operation& operation) const {
   const Request& request = operation.request;
+  if (request.kind == Kind::bucket) return text_of_bucket(operation);
   return fmt::format("{} {}", collective::name_of(request.kind),
                      negotiation::name_text(request.input.name, operation.order));
 }

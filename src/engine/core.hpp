@@ -13,14 +13,19 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "engine/operation.hpp"
 #include "engine/patience.hpp"
+#include "engine/planning.hpp"
+#include "engine/request.hpp"
 #include "engine/survivors.hpp"
+#include "fusion/step_end.hpp"
 #include "lockstep/engine.hpp"
 #include "lockstep/options.hpp"
 #include "negotiation/groups.hpp"
@@ -58,6 +63,9 @@ class Core {
 
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
   OperationPtr submit(Request request, bool background);
+
+  /// An all-reduce in the background. Inside a step it may travel in a bucket (buckets.cpp).
+  OperationPtr submit_all_reduce(const Reduce& wanted);
 
   /// Several operations in the background, all of them or, when one is refused, none.
   std::vector<OperationPtr> submit_together(std::vector<Request> requests);
@@ -109,13 +117,16 @@ class Core {
   struct Series {
     std::uint64_t joins = 0;  // that all ranks of the group have completed
     std::uint64_t unnamed = 0;
-    std::unordered_map<std::string, std::uint64_t> uses;
+    std::unordered_map<NameKey, std::uint64_t> uses;
+    fusion::Step step = fusion::kNoStep;  // that the next counts are of
+    std::unordered_map<NameKey, std::uint64_t> uses_in_step;
   };
 
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
   OperationPtr prepare(Request request, bool background);
   void announce(const OperationPtr& operation);
+  void enter(const OperationPtr& operation);
   void record_submission(Operation& operation);
   bool is_forked_copy() const;
   bool have_ended_before(std::uint64_t number) const;
@@ -140,11 +151,56 @@ class Core {
   void end_join(Operation& operation, const negotiation::Gathering& gathering);
   bool has_joined(negotiation::GroupId group, int rank) const;
   bool somebody_has_joined(negotiation::GroupId group) const;
+  // Steps (steps.cpp).
+  OperationPtr announce_end(const fusion::StepEnd& end);
+  void note_end(int rank, fusion::Step step);
+  void begin_those_of_step(fusion::Step step);
+  bool is_late(const transport::NoticeHead& notice);
+  bool goes_without(const Operation& operation, int rank) const;
+  bool nothing_under_way() const;
+
+  // Plans (planning.cpp).
+  void learn_from(const OperationPtr& operation);
+  void begin_planned_step();
+  fusion::StepEnd end_planned_step();
+  void settle_step(const Operation& end, const negotiation::Gathering& gathering);
+  void forget_plans();
+
+  // Buckets (buckets.cpp).
+  OperationPtr submit_planned(const Reduce& wanted);
+  bool find_place(PlanAtWork& work, PlanAtWork::Bucket& bucket, std::size_t entry, const Reduce& wanted);
+  OperationPtr renew(PlanAtWork::Member& member, const fusion::Entry& entry, const Reduce& wanted);
+  OperationPtr bucket_notice(const PlanAtWork::Bucket& bucket);
+  void post_bucket(PlanAtWork::Bucket& bucket);
+  void post_filling_buckets();
+  void dissolve(PlanAtWork::Bucket& bucket, bool tell);
+  void withdraw(Operation& bucket);
+  void go_alone(PlanAtWork::Member& member);
+  void dissolve_bucket_under(Operation& operation);
+  void dissolve_if_awaited(const Operation& operation);
+  void look_after_buckets(bool waiting);
+  void take_bucket_notice(int peer, const transport::NoticeRef& notice);
+  std::unique_ptr<collective::Algorithm> bucket_reduce(const Operation& operation,
+                                                       const negotiation::Gathering& gathering);
+  const PlanAtWork::Member* member_of(NameKey key, const std::string& name) const;
+  std::uint64_t uses_in_bucket(const Operation& operation) const;
+  bool owes(const Operation& operation, int rank) const;
+  bool may_still_submit(std::uint64_t id);
+  template <class Visit>
+  void for_each_member(const Operation& bucket, const Visit& visit);
+  void free_memory(PlanAtWork::Bucket& bucket);
+  void finish_members(const Operation& operation);
+  void fail_members(const Operation& operation, const Error& error);
+  void fail_filling_buckets(const Error& error);
+  void record_waiting(Operation& operation, std::span<const int> missing);
+  std::string text_of_bucket(const Operation& bucket) const;
+
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
   void give_up(const OperationPtr& operation, const Error& error);
   void close(Operation& operation);
+  void forget_gathering(std::uint64_t id);
   void look_after_peers();
   bool may_end_without(int peer);
   void lose(int peer, transport::Health health);
@@ -152,7 +208,9 @@ class Core {
   void report_stalls();
   void end_world(const transport::Verdict& verdict);
   void refuse_if_unusable() const;
+  [[noreturn]] static void refuse_name_in_flight(const std::string& name);
   void assign_identity(Operation& operation);
+  bool is_in_flight(NameKey key, const std::string& name) const;
   std::string text_of(const Operation& operation) const;
 
   const Options options_;
@@ -180,12 +238,18 @@ class Core {
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
-  std::unordered_map<std::string, Operation*> names_in_flight_;
+  std::unordered_set<NameKey> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;
-  std::uint64_t steps_ = 0;
+  fusion::Step step_ = fusion::kNoStep;     // the last one begun
+  std::uint64_t begun_since_join_ = 0;      // steps, since the world's last join
+  std::uint64_t steps_ = 0;                 // completed
+  std::vector<fusion::Step> ended_ranks_;   // by rank: the last step in which it will submit nothing more
+  fusion::Step settled_ = fusion::kNoStep;  // the last one of which this rank has nothing under way
+  Planning planning_;
+  OperationPtr last_end_;  // announces the end of this rank's last step
   Clock::time_point looked_after_{};
   std::map<int, Clock::time_point> deaths_;  // when each was noticed
   bool arrived_ = false;

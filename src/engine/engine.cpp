@@ -14,11 +14,11 @@ using engine::Core;
 using engine::Request;
 
 Work run_async(const std::shared_ptr<Core>& core, Request request) {
-  return {{core->submit(std::move(request), /*background=*/true)}, core};
+  return {core->submit(std::move(request), /*background=*/true), core};
 }
 
 Result run_for_result(const std::shared_ptr<Core>& core, Request request) {
-  return Work({core->submit(std::move(request), /*background=*/false)}, core).result();
+  return Work(core->submit(std::move(request), /*background=*/false), core).result();
 }
 
 Request request_for(Kind kind, const TensorView& input, const TensorView& output, const Group& group, int root = -1) {
@@ -44,10 +44,14 @@ Request reduction(Kind kind, const TensorView& input, const TensorView& output, 
   return request;
 }
 
+// Element by element, one leaf per rank.
+bool is_simple(const ReduceOptions& options) {
+  return options.leaves.total == 0 && !options.result_type && !options.epilogue && options.op != ReduceOp::adasum;
+}
+
 // Nothing asked for that the short cut does not know.
 bool is_plain(const ReduceOptions& options) {
-  return !options.group.members() && options.prescale == 1.0 && options.postscale == 1.0 && options.leaves.total == 0 &&
-         !options.result_type && !options.epilogue;
+  return is_simple(options) && !options.group.members() && options.prescale == 1.0 && options.postscale == 1.0;
 }
 
 Request barrier_request(const std::string& name, const Group& group) {
@@ -116,7 +120,15 @@ void Engine::all_reduce(const TensorView& input, const TensorView& output, const
   core_->run_to_end(reduction(Kind::all_reduce, input, output, options));
 }
 Work Engine::all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  return run_async(core_, reduction(Kind::all_reduce, input, output, options));
+  if (!is_simple(options)) return run_async(core_, reduction(Kind::all_reduce, input, output, options));
+  return {core_->submit_all_reduce({.input = &input,
+                                    .output = &output,
+                                    .op = options.op,
+                                    .prescale = options.prescale,
+                                    .postscale = options.postscale,
+                                    .by_contributors = options.average_over_contributors,
+                                    .group = options.group.members()}),
+          core_};
 }
 
 void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
@@ -238,19 +250,30 @@ void Engine::deallocate(void* block) {
   shared->deallocate(block);
 }
 
+Work::Work(std::shared_ptr<engine::Operation> operation, std::shared_ptr<engine::Core> core)
+    : first_(std::move(operation)), core_(std::move(core)) {}
+
 Work::Work(std::vector<std::shared_ptr<engine::Operation>> operations, std::shared_ptr<engine::Core> core)
-    : operations_(std::move(operations)), core_(std::move(core)) {}
+    : others_(std::move(operations)), core_(std::move(core)) {
+  if (others_.empty()) return;
+  first_ = std::move(others_.front());
+  others_.erase(others_.begin());
+}
 
 bool Work::poll() const { return wait_for(std::chrono::milliseconds(0)); }
 
 void Work::wait() const {
-  for (const auto& operation : operations_) core_->wait(*operation);
-  for (const auto& operation : operations_) Core::check(*operation);
+  if (!first_) return;
+  core_->wait(*first_);
+  for (const auto& operation : others_) core_->wait(*operation);
+  Core::check(*first_);
+  for (const auto& operation : others_) Core::check(*operation);
 }
 
 bool Work::wait_for(std::chrono::milliseconds limit) const {
   const auto deadline = core_->transport().now() + limit;
-  for (const auto& operation : operations_) {
+  if (first_ && !core_->wait(*first_, deadline)) return false;
+  for (const auto& operation : others_) {
     if (!core_->wait(*operation, deadline)) return false;
   }
   return true;
@@ -258,7 +281,7 @@ bool Work::wait_for(std::chrono::milliseconds limit) const {
 
 Result Work::result(std::size_t index) const {
   wait();
-  const auto& operation = operations_.at(index);
+  const auto& operation = index == 0 && first_ ? first_ : others_.at(index - 1);
   return {.tensor = operation->result,
           .received = operation->received,
           .last_joined = operation->last_joined,

@@ -99,7 +99,7 @@ bool Core::run_express(const ExpressCall& call) {
   {
     std::lock_guard lock(mutex_);
     const std::uint64_t number = world_series_.unnamed;
-    if (ended_ || !pending_.empty() || somebody_has_joined(negotiation::kWorld) || is_forked_copy() ||
+    if (ended_ || !nothing_under_way() || somebody_has_joined(negotiation::kWorld) || is_forked_copy() ||
         !have_ended_before(number))
       return false;
     if (!make_offer(call, number)) return false;
@@ -190,11 +190,12 @@ bool Core::await_offers(std::uint64_t number) {
 
 // Takes in what peers announce meanwhile; true when one of them announces this very operation, or has joined.
 bool Core::comes_the_ordinary_way(std::uint64_t number) {
+  const std::uint64_t id = identity_by_order(negotiation::kWorld, world_series_.joins, number);
   bool comes = false;
   for (int peer = 0; peer < transport_->size(); ++peer) {
     if (peer == transport_->rank()) continue;
     while (const NoticeRef notice = transport_->next(peer)) {
-      comes |= notice.head->group == negotiation::kWorld && notice.head->number == number;
+      comes |= notice.head->id == id;
       take_notice(peer, notice);
     }
   }

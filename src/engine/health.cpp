@@ -70,7 +70,8 @@ void Core::fail_what_needs(int peer) {
   std::vector<OperationPtr> doomed;
   for (const auto& [id, operation] : pending_) {
     const auto* gathering = matcher_.find(id);
-    if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer))
+    if (gathering != nullptr && gathering->members->index_of(peer) && !gathering->has(peer) &&
+        !goes_without(*operation, peer))
       doomed.push_back(operation);
   }
   for (const OperationPtr& operation : doomed) {
@@ -105,7 +106,7 @@ void Core::report_stalls() {
       return;
     }
     operation->stall_reported = true;
-    recorder_.waits_for(operation->trace, missing);
+    record_waiting(*operation, missing);
     recorder_.counters().stalled();
     log::warn(transport_->rank(), what);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "fusion/step_end.hpp"
 #include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
 #include "lockstep/leaves.hpp"
@@ -46,6 +47,17 @@ struct Request {
   std::size_t result_bytes() const { return static_cast<std::size_t>(input.elements()) * size_of(result_dtype()); }
 };
 
+/// An all-reduce as it is asked for, before anything of it is copied.
+struct Reduce {
+  const TensorView* input = nullptr;
+  const TensorView* output = nullptr;
+  ReduceOp op = ReduceOp::sum;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  bool by_contributors = false;
+  negotiation::MembersPtr group = {};  ///< nullptr: the world
+};
+
 /// Owned by the engine's Core, which also guards every field except `state`.
 class Operation {
  public:
@@ -53,31 +65,36 @@ class Operation {
 
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
-  Request request;
-  std::uint64_t order = 0;               ///< among the operations without a name
-  bool background = false;               ///< nobody may be waiting: the engine's thread sees to it
-  transport::Notice notice;              ///< what this rank announces
-  std::deque<transport::Notice> offers;  ///< what peers offered, as notices
-  std::byte* staged = nullptr;           ///< the tensor's copy in shared memory, when it does not live there
-  std::byte* staged_result = nullptr;    ///< where in that block peers put the result
-  std::byte* staged_splits = nullptr;    ///< the splits of an all-to-all there
-  std::byte* workspace = nullptr;        ///< of an Adasum there
-  std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
-  std::chrono::steady_clock::time_point submitted{};
+  bool ended() const { return state.load(std::memory_order_acquire) != State::pending; }
+
+  // What a planned operation touches comes first, on few cache lines.
+  std::atomic<State> state{State::pending};
+  bool plannable = false;   ///< submitted by itself and not waited for, so that a bucket could hold it
+  bool background = false;  ///< nobody may be waiting: the engine's thread sees to it
   bool stall_reported = false;
+  int entry = -1;                       ///< of the plan, under whose name it is
+  int bucket = -1;                      ///< of the plan, with which it ends, or which it is
+  std::uint64_t key = 0;                ///< of its name (name_key)
+  std::uint64_t order = 0;              ///< among the operations without a name, or under this one
+  fusion::Step step = fusion::kNoStep;  ///< of an operation that has a name, and was submitted inside a step
   trace::Span trace;
+  std::unique_ptr<collective::Algorithm> algorithm;  ///< set once everybody has announced it
+  std::optional<Error> error;                        ///< set before `state` says that it ended
 
   /// The result. Valid once the state says done.
   TensorView result;
+  Request request;
+
+  std::chrono::steady_clock::time_point submitted{};
+  std::byte* staged = nullptr;          ///< the tensor's copy in shared memory, when it does not live there
+  std::byte* staged_result = nullptr;   ///< where in that block peers put the result
+  std::byte* staged_splits = nullptr;   ///< the splits of an all-to-all there
+  std::byte* workspace = nullptr;       ///< of an Adasum there
   std::vector<std::int64_t> received;   ///< all-to-all: rows from each member
   std::shared_ptr<std::byte[]> memory;  ///< what the engine made for it
   int last_joined = -1;
-
-  bool ended() const { return state.load(std::memory_order_acquire) != State::pending; }
-
-  /// Set before `state` says that it ended.
-  std::optional<Error> error;
-  std::atomic<State> state{State::pending};
+  transport::Notice notice;              ///< what this rank announces
+  std::deque<transport::Notice> offers;  ///< what peers offered, as notices
 };
 
 }  // namespace lockstep::engine

@@ -17,7 +17,9 @@ using collective::Kind;
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
 
 bool is_pair(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
-bool has_tensor(Kind kind) { return kind != Kind::barrier && kind != Kind::join && kind != Kind::new_group; }
+bool has_tensor(Kind kind) {
+  return kind != Kind::barrier && kind != Kind::join && kind != Kind::new_group && kind != Kind::end_step;
+}
 bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
 }
@@ -183,7 +185,7 @@ void announce_in(transport::Notice& notice, const Request& request) {
 
 bool counts_by_order(const Request& request) {
   return request.input.name.empty() && !is_pair(request.kind) && request.kind != Kind::join &&
-         request.kind != Kind::new_group;
+         request.kind != Kind::new_group && request.kind != Kind::end_step;
 }
 
 std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins, std::uint64_t order) {
@@ -193,11 +195,43 @@ std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins,
   return id.value();
 }
 
-std::string name_key(const Request& request) {
-  if (is_pair(request.kind)) return fmt::format("pair {} {} {}", request.root, request.receiver, request.tag);
-  const char* series = request.kind == Kind::join ? "join" : request.kind == Kind::new_group ? "new" : "name";
-  return fmt::format("{} {} {}", series, request.group->id, request.input.name);
+std::uint64_t identity_by_name(NameKey key, std::uint64_t joins, fusion::Step step, std::uint64_t use) {
+  const std::uint64_t words[] = {key, joins, step, use};
+  Hasher id;
+  id.add(words, sizeof words);
+  return id.value();
 }
+
+NameKey name_key_in_world(std::string_view name) {
+  static const std::uint64_t series = [] {
+    const std::uint32_t words[4] = {};
+    Hasher key;
+    key.add(words, sizeof words);
+    return key.value();
+  }();
+  Hasher key(series);
+  key.add(name.data(), name.size());
+  return key.value();
+}
+
+NameKey name_key(const Request& request) {
+  const bool pair = is_pair(request.kind);
+  const bool unnamed = pair || request.kind == Kind::join || request.kind == Kind::new_group;
+  const std::uint32_t words[] = {
+      pair      ? static_cast<std::uint32_t>(Kind::send)
+      : unnamed ? static_cast<std::uint32_t>(request.kind)
+                : 0,
+      pair ? static_cast<std::uint32_t>(request.root) : request.group->id,
+      pair ? static_cast<std::uint32_t>(request.receiver) : 0,
+      pair ? static_cast<std::uint32_t>(request.tag) : 0,
+  };
+  Hasher key;
+  key.add(words, sizeof words);
+  if (!unnamed) key.add(request.input.name.data(), request.input.name.size());
+  return key.value();
+}
+
+bool is_world(const negotiation::MembersPtr& group) { return group == nullptr || group->id == negotiation::kWorld; }
 
 negotiation::MembersPtr pair_of(int one, int other) {
   return std::make_shared<const negotiation::Members>(

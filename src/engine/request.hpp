@@ -1,7 +1,8 @@
 // What can be known about a request before it meets its peers: whether it makes sense, and what is announced of it.
 #pragma once
 
-#include <string>
+#include <cstdint>
+#include <string_view>
 
 #include "engine/operation.hpp"
 #include "transport/notice.hpp"
@@ -23,14 +24,23 @@ void check_request(const Request& request, int rank);
 /// described.
 void announce_in(transport::Notice& notice, const Request& request);
 
-/// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag.
-std::string name_key(const Request& request);
+/// Tells apart the series in which operations are counted: by group and name, or by sender, receiver and tag. A hash,
+/// as every identity that travels between ranks is.
+using NameKey = std::uint64_t;
+NameKey name_key(const Request& request);
+NameKey name_key_in_world(std::string_view name);
+
+/// The number of the `use`-th operation of that key since the last join, or in that step.
+std::uint64_t identity_by_name(NameKey key, std::uint64_t joins, fusion::Step step, std::uint64_t use);
 
 /// True for operations that have no name and are no pair: they are counted in the order of submission.
 bool counts_by_order(const Request& request);
 
 /// The number of the `order`-th of them.
 std::uint64_t identity_by_order(negotiation::GroupId group, std::uint64_t joins, std::uint64_t order);
+
+/// nullptr means the world, too.
+bool is_world(const negotiation::MembersPtr& group);
 
 /// Who must announce the operation.
 negotiation::MembersPtr members_of(const Request& request, int rank);

@@ -22,6 +22,8 @@ bool gives(const Request& request, int rank) {
     case Kind::barrier:
     case Kind::join:
     case Kind::new_group:
+    case Kind::end_step:
+    case Kind::bucket:
     case Kind::receive:
       return false;
     case Kind::broadcast:
@@ -40,11 +42,6 @@ bool is_written_by_peers(const Request& request, int rank) {
 // Below this a copy that stays in the cache is cheaper than system calls into another process. Measured with
 // benchmarks/all_reduce.py.
 constexpr std::size_t kLeastPulled = 512 * 1024;
-
-transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
-  const transport::Place place = shared.place_of(data, bytes);
-  return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
-}
 
 // A tiny tensor travels in the notice, unless ranks give different amounts, or one of them has to compute for all.
 bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && is_plain(request); }
@@ -102,6 +99,11 @@ bool stage_copy(Operation& operation, std::size_t bytes, std::size_t result_byte
 }
 
 }  // namespace
+
+transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
+  const transport::Place place = shared.place_of(data, bytes);
+  return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
+}
 
 void stage(Operation& operation, transport::Transport& transport) {
   const Request& request = operation.request;

@@ -6,6 +6,9 @@
 
 namespace lockstep::engine {
 
+/// Where peers find a tensor of this rank as it lies. kNowhere: it has to be copied into shared memory.
+transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared);
+
 /// Decides how the input reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over
 /// messages there is nothing to do. When the heap is full and peers cannot read this process, the notice says so.
 void stage(Operation& operation, transport::Transport& transport);

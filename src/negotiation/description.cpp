@@ -57,7 +57,9 @@ std::uint32_t memory_order(const TensorView& tensor) {
   return code;
 }
 
-bool has_tensor(Kind kind) { return kind != Kind::barrier && kind != Kind::join && kind != Kind::new_group; }
+bool has_tensor(Kind kind) {
+  return kind != Kind::barrier && kind != Kind::join && kind != Kind::new_group && kind != Kind::end_step;
+}
 
 bool has_own_rows(Kind kind) { return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all; }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "lockstep/error.hpp"
 
 namespace lockstep::negotiation {
@@ -42,11 +44,14 @@ const Gathering& Matcher::arrive(int rank, const MembersPtr& members, const tran
   return gathering;
 }
 
-std::vector<std::pair<int, std::uint64_t>> Matcher::drop_without(int rank, GroupId group) {
+std::vector<std::pair<int, std::uint64_t>> Matcher::drop_without(int rank, const Unwanted& unwanted) {
   std::vector<std::pair<int, std::uint64_t>> freed;
   std::erase_if(gatherings_, [&](const auto& entry) {
     const Gathering& gathering = entry.second;
-    if (gathering.members->id != group || gathering.has(rank)) return false;
+    if (gathering.has(rank)) return false;
+    const auto first = std::find_if(gathering.arrivals.begin(), gathering.arrivals.end(),
+                                    [](const transport::NoticeRef& arrival) { return static_cast<bool>(arrival); });
+    if (!unwanted(entry.first, *first->head)) return false;
     for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
       if (gathering.arrivals[i] && gathering.arrivals[i].offer == nullptr)
         freed.emplace_back(gathering.members->ranks[i], gathering.arrivals[i].position);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,8 +31,10 @@ class Matcher {
   /// Throws Error(internal) when the same rank announces the same operation twice.
   const Gathering& arrive(int rank, const MembersPtr& members, const transport::NoticeRef& notice);
 
-  /// Forgets the operations of a group that `rank` has not announced, and returns whose notices are now free.
-  std::vector<std::pair<int, std::uint64_t>> drop_without(int rank, GroupId group);
+  /// Forgets the operations that `rank` has not announced and that `unwanted` says so of, given their id and the notice
+  /// of one of those who have. Returns whose notices are now free.
+  using Unwanted = std::function<bool(std::uint64_t id, const transport::NoticeHead& notice)>;
+  std::vector<std::pair<int, std::uint64_t>> drop_without(int rank, const Unwanted& unwanted);
 
   const Gathering* find(std::uint64_t id) const;
   void forget(std::uint64_t id) { gatherings_.erase(id); }

@@ -20,17 +20,21 @@ inline constexpr std::uint8_t kAlone = 1;
 inline constexpr std::uint8_t kCopied = 4;
 /// Submitted between begin_step and end_step, under a name: `number` is the step's.
 inline constexpr std::uint8_t kInStep = 2;
+/// A plan made from this step could hold the operation.
+inline constexpr std::uint8_t kPlannable = 8;
+/// Of a bucket: its tensors go one by one instead.
+inline constexpr std::uint8_t kDissolved = 16;
 
 /// The part that every peer reads: with the transport's stamp it fills two cache lines.
 struct NoticeHead {
-  std::uint64_t id = 0;         ///< which operation: group, name and how often the name was used
-  std::uint64_t signature = 0;  ///< hash of all that ranks must agree on
-  Place input = kNowhere;
-  Place output = kNowhere;                   ///< all-to-all: of its splits; send and receive: the partner's rank
+  std::uint64_t id = 0;                      ///< which operation: group, name and how often the name was used
+  std::uint64_t signature = 0;               ///< hash of all that ranks must agree on
+  Place input = kNowhere;                    ///< of a bucket: the table of its tensors
+  Place output = kNowhere;                   ///< all-to-all: of its splits; a pair: the partner's rank; bucket: which
   std::uint64_t number = 0;                  ///< of an operation without a name: which in its group
   std::uint32_t group = 0;                   ///< 0: the world
   std::uint8_t kind = 0;                     ///< collective::Kind
-  std::uint8_t flags = 0;                    ///< kAlone, kInStep, kCopied
+  std::uint8_t flags = 0;                    ///< kAlone and so on
   std::uint16_t inline_bytes = 0;            ///< 0: the data is at `input`, or is sent apart
   std::byte inline_data[kInlineBytes] = {};  ///< a tiny tensor travels with its notice
 };

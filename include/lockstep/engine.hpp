@@ -155,7 +155,8 @@ class LOCKSTEP_API Engine {
   /// rank submits nothing more in the step: the others' operations under names that it has left out (unused
   /// parameters) go on without it, as if it had joined. It then waits for the operations submitted since `begin_step`,
   /// throws the Error of one that failed, and returns the number of steps completed. A rank can be one step ahead of
-  /// the slowest, not more.
+  /// the slowest, not more. Two ranks that both had named operations of the world in a step, and none in common, are in
+  /// different places of the program: Error(mismatch) for all.
   /// Steps that submit the same set of `all_reduce_async` of the world, in whatever order on each rank, are learned:
   /// from the third on these tensors travel together. Waiting for one of them before the last is submitted works, but
   /// gives that up.

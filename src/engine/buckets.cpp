@@ -84,6 +84,7 @@ Core::OperationPtr Core::submit_planned(const Reduce& wanted) {
   member.in_bucket = true;
   member.alone = false;
   planning_.record.set.add(entry.hash);
+  ++named_in_step_;
   recorder_.submitted(operation->trace, name_of(Kind::all_reduce), entry.like.name, bucket.id, entry.part.bytes(),
                       static_cast<std::size_t>(transport_->size()));
   if (++bucket.present == work->plan->buckets()[work->index_of(bucket)].count) post_bucket(bucket);

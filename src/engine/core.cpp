@@ -35,6 +35,12 @@ unsigned fork_generation() {
 // gcc 12's thread sanitizer does not know the system call behind a wait on the steady clock.
 auto system_deadline(std::chrono::milliseconds from_now) { return std::chrono::system_clock::now() + from_now; }
 
+fusion::StepEnd step_end_in(const transport::NoticeHead& head) {
+  fusion::StepEnd end;
+  std::memcpy(&end, head.inline_data, sizeof end);
+  return end;
+}
+
 }  // namespace
 
 Core::Core(const Options& options, std::unique_ptr<transport::Transport> transport, Drive drive)
@@ -48,6 +54,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
   ended_before_.resize(ranks);
+  ended_with_.resize(ranks);
+  met_in_step_.resize(ranks);
   offers_seen_.resize(ranks);
   express_leaves_.resize(ranks);
   express_outputs_.resize(ranks);
@@ -146,6 +154,7 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
 void Core::announce(const OperationPtr& operation) {
   dissolve_bucket_under(*operation);
   if (in_step_ && !operation->request.input.name.empty()) operation->step = step_;
+  if (operation->step != fusion::kNoStep && operation->request.group->id == negotiation::kWorld) ++named_in_step_;
   operation->submitted = transport_->now();
   if (operation->request.kind == Kind::join) {
     const std::int64_t when = operation->submitted.time_since_epoch().count();
@@ -231,7 +240,8 @@ bool Core::post_queued() {
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
     if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
-    if (operation->request.kind == Kind::end_step) note_end(transport_->rank(), operation->notice.head.number);
+    if (operation->request.kind == Kind::end_step)
+      note_end(transport_->rank(), operation->notice.head.number, step_end_in(operation->notice.head));
     begin_if_complete(operation->notice.head.id);
   }
   return any;
@@ -304,7 +314,7 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
     planning_.order[notice.head->number].push_back(id);
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
-  if (kind == Kind::end_step) note_end(peer, notice.head->number);
+  if (kind == Kind::end_step) note_end(peer, notice.head->number, step_end_in(*notice.head));
   begin_if_complete(id);
 }
 
@@ -349,6 +359,7 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
   }
   if (request.kind == Kind::join) end_join(*operation, gathering);
   if (request.kind == Kind::end_step) settle_step(*operation, gathering);
+  note_company(*operation, gathering);
   try {
     operation->algorithm = request.kind == Kind::bucket ? bucket_reduce(*operation, gathering)
                                                         : collective::choose(call_for(*operation, gathering));

@@ -5,6 +5,7 @@
 // nothing else is under way never changes threads.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -153,7 +154,9 @@ class Core {
   bool somebody_has_joined(negotiation::GroupId group) const;
   // Steps (steps.cpp).
   OperationPtr announce_end(const fusion::StepEnd& end);
-  void note_end(int rank, fusion::Step step);
+  void note_end(int rank, fusion::Step step, const fusion::StepEnd& end);
+  void note_company(const Operation& operation, const negotiation::Gathering& gathering);
+  void refuse_strangers();
   void begin_those_of_step(fusion::Step step);
   bool is_late(const transport::NoticeHead& notice);
   bool goes_without(const Operation& operation, int rank) const;
@@ -248,6 +251,11 @@ class Core {
   std::uint64_t steps_ = 0;                 // completed
   std::vector<fusion::Step> ended_ranks_;   // by rank: the last step in which it will submit nothing more
   fusion::Step settled_ = fusion::kNoStep;  // the last one of which this rank has nothing under way
+  // How many named operations of the world each rank had in its last two steps, and in this rank's present step, who
+  // took part in any of them: ranks that have nothing in common are not in the same step of the program.
+  std::vector<std::array<std::uint64_t, 2>> ended_with_;
+  std::uint64_t named_in_step_ = 0;
+  std::vector<bool> met_in_step_;
   Planning planning_;
   OperationPtr last_end_;  // announces the end of this rank's last step
   Clock::time_point looked_after_{};

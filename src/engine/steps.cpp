@@ -2,6 +2,9 @@
 //
 // The end of a step is announced like an operation. Nobody waits for it at once, only at the end of the next step: so
 // ranks are never more than one step apart, and yet nobody waits for the slowest in the usual course of things.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -22,6 +25,8 @@ void Core::begin_step() {
   }
   in_step_ = true;
   step_ = fusion::step_number(series_[negotiation::kWorld].joins, ++begun_since_join_);
+  named_in_step_ = 0;
+  std::fill(met_in_step_.begin(), met_in_step_.end(), false);
   begin_planned_step();
   recorder_.step_began(steps_ + 1);
 }
@@ -34,7 +39,9 @@ std::uint64_t Core::end_step() {
   if (announced) {
     if (last_end_) step_operations_.push_back(last_end_);
     if (last_end_) last_end_->submitted = transport_->now();  // from now on it is waited for
-    last_end_ = announce_end(end_planned_step());
+    fusion::StepEnd end = end_planned_step();
+    end.named = named_in_step_;
+    last_end_ = announce_end(end);
   }
   OperationPtr failed;
   while (!step_operations_.empty()) {  // a bucket that is dissolved leaves new ones
@@ -49,7 +56,8 @@ std::uint64_t Core::end_step() {
   settled_ = step_;
   std::erase_if(planning_.seen, [&](const auto& seen) { return seen.second.step <= settled_; });
   if (failed) check(*failed);
-  if (!announced) throw *ended_;
+  if (!ended_) refuse_strangers();
+  if (ended_) throw *ended_;
   recorder_.step_ended();
   return ++steps_;
 }
@@ -76,13 +84,43 @@ Core::OperationPtr Core::announce_end(const fusion::StepEnd& end) {
   return operation;
 }
 
-void Core::note_end(int rank, Step step) {
+void Core::note_end(int rank, Step step, const fusion::StepEnd& end) {
   ended_ranks_[static_cast<std::size_t>(rank)] = step;
+  ended_with_[static_cast<std::size_t>(rank)][step % 2] = end.named;
   if (rank == transport_->rank()) {
     const auto unwanted = [&](std::uint64_t, const transport::NoticeHead& notice) { return is_late(notice); };
     for (const auto& [peer, position] : matcher_.drop_without(rank, unwanted)) transport_->release(peer, position);
   } else {
     begin_those_of_step(step);
+  }
+}
+
+void Core::note_company(const Operation& operation, const negotiation::Gathering& gathering) {
+  const bool counts = operation.request.kind == Kind::bucket ||
+                      (operation.step == step_ && operation.request.group->id == negotiation::kWorld);
+  if (!counts) return;
+  for (std::size_t i = 0; i < gathering.arrivals.size(); ++i) {
+    if (gathering.arrivals[i]) met_in_step_[static_cast<std::size_t>(gathering.members->ranks[i])] = true;
+  }
+}
+
+// A tensor that some ranks leave out is nothing unusual. Two ranks that both had some, and none in common, are not in
+// the same place of the program: one has skipped a step, or taken another path. What they got is no sum of all.
+void Core::refuse_strangers() {
+  if (named_in_step_ == 0) return;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    if (peer == transport_->rank() || met_in_step_[index] || has_joined(negotiation::kWorld, peer)) continue;
+    if (ended_ranks_[index] < step_ || ended_with_[index][step_ % 2] == 0) continue;
+    transport_->pronounce(
+        {.code = ErrorCode::mismatch,
+         .rank = -1,
+         .text = fmt::format("ranks {} and {} have nothing in common in step {}: each submitted operations that the "
+                             "other did not. Likely cause: one of them has skipped a step, or took another path. Every "
+                             "rank must begin and end the same steps.",
+                             std::min(peer, transport_->rank()), std::max(peer, transport_->rank()), steps_ + 1)});
+    end_world(*transport_->verdict());
+    return;
   }
 }
 

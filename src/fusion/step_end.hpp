@@ -27,6 +27,7 @@ struct StepSet {
 /// Travels inside the notice of the step's end.
 struct StepEnd {
   StepSet set;
+  std::uint64_t named = 0;              ///< operations of the world that have names, plannable or not
   std::uint64_t waited_for_bucket = 0;  ///< 1: a wait inside the step came before its bucket was full
 };
 

@@ -1,7 +1,6 @@
 #include "collective/leaf_table.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>

@@ -295,8 +295,6 @@ void run_with_tiny_heap(const std::function<void(Core&)>& body) { run_world(Over
 
 TEST(Core, WhatDoesNotFitTheHeapIsReadWhereItIs) {
   run_with_tiny_heap([](Core& core) {
-    // With their first operations ranks find out whether they can read each other.
-    for (int i = 0; i < 3; ++i) run(core, barrier());
     for (std::size_t elements : {std::size_t{10'000}, std::size_t{400'000}}) {
       std::vector<float> values(elements, 1.5F);
       run(core, all_reduce(values.data(), elements));

@@ -47,8 +47,9 @@ class SharedMemory {
   /// kNowhere unless all of it lies in this rank's arena.
   virtual Place place_of(const void* address, std::size_t bytes) = 0;
 
-  /// A place for memory outside the arena, if every peer can read and write it there; otherwise kNowhere.
-  virtual Place private_place(const void* address) = 0;
+  /// A place for memory outside the arena, if every peer can read and write it there; otherwise kNowhere. Soon after
+  /// the start that is not known yet: waits for it, at most so long.
+  virtual Place private_place(const void* address, std::chrono::milliseconds patience = {}) = 0;
 
   /// Finds out whether ranks reach each other's private memory, once all are there; costs next to nothing afterwards.
   virtual void learn_reach() = 0;

@@ -160,7 +160,7 @@ class SimulatedTransport final : public transport::Transport,
   std::byte* at(int, Place place) override { return reinterpret_cast<std::byte*>(place); }
   Place place_of(const void* address, std::size_t) override { return reinterpret_cast<Place>(address); }
   void learn_reach() override {}
-  Place private_place(const void*) override { return transport::kNowhere; }
+  Place private_place(const void*, std::chrono::milliseconds) override { return transport::kNowhere; }
   bool read(int, Place, std::size_t, std::span<std::byte>) override { return false; }
   bool write(int, Place, std::size_t, std::span<const std::byte>) override { return false; }
   void* allocate(std::size_t bytes) override { return std::malloc(bytes); }

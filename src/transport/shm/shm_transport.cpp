@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/fd.hpp"
@@ -62,6 +63,7 @@ class ShmTransport final : public Transport, private SharedMemory {
   }
 
   NoticeRef next(int peer) override {
+    learn_reach();  // every rank looks for notices soon, whatever it does
     Reader& reader = readers_[static_cast<std::size_t>(peer)];
     const std::uint64_t position = reader.cursor;
     ControlBlock theirs = block(peer);
@@ -190,8 +192,11 @@ class ShmTransport final : public Transport, private SharedMemory {
     if (!pulling_) pulling_ = everybody_reads_everybody();
   }
 
-  Place private_place(const void* address) override {
-    learn_reach();
+  Place private_place(const void* address, std::chrono::milliseconds patience) override {
+    const auto end = std::chrono::steady_clock::now() + patience;
+    for (learn_reach(); !pulling_ && std::chrono::steady_clock::now() < end; learn_reach()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     if (!pulling_.value_or(false)) return kNowhere;  // some have not tried yet, or cannot
     return reinterpret_cast<Place>(address) | kPrivate;
   }

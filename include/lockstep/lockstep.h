@@ -196,8 +196,8 @@ LS_API int ls_work_wait(ls_work* work, int64_t timeout_ms);
 LS_API int ls_work_result(ls_work* work, size_t index, ls_result* result);
 LS_API void ls_work_free(ls_work* work);
 
-/* Every rank brackets its steps alike. What this rank has not submitted when it ends a step goes on without it, as after
-   a join; then it waits for what it has submitted. *steps: how many are complete. */
+/* Every rank brackets its steps alike. What this rank has not submitted when it ends a step goes on without it, as
+   after a join; then it waits for what it has submitted. *steps: how many are complete. */
 LS_API int ls_begin_step(ls_engine* engine);
 LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
 LS_API int ls_abort(ls_engine* engine, const char* reason);

@@ -31,7 +31,6 @@ SUITES = {
         "the unit tests under the thread sanitizer, 20 times",
         "tools/build tsan && tools/unit_tests tsan --repeat until-fail:20",
     ),
-<<<<<<< HEAD
     "matrix": (
         "every operation, element type and way of calling at 1 to 8 ranks on both transports",
         "LOCKSTEP_TEST_FULL=1 build/release/tests/lockstep_tests --gtest_filter='*Matrix*'",
@@ -39,11 +38,10 @@ SUITES = {
     "deaths": (
         "kill and stop any rank, in a large operation and between two, with forked children, with 8 GB; 20 times",
         "LOCKSTEP_TEST_FULL=1 tools/unit_tests release -L fault --repeat until-fail:20",
-=======
+    ),
     "simulation": (
         "a million schedules of the control plane",
         "LOCKSTEP_SIMULATION_SCHEDULES=333334 build/release/tests/lockstep_simulation_tests",
->>>>>>> c4b4c7d (engine: the control plane as a simulation, and what it found)
     ),
     "faults": (
         "the Python tests that kill, stop or cut off ranks, 20 times",

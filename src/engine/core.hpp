@@ -154,7 +154,7 @@ class Core {
   bool somebody_has_joined(negotiation::GroupId group) const;
   // Steps (steps.cpp).
   OperationPtr announce_end(const fusion::StepEnd& end);
-  void note_end(int rank, fusion::Step step, const fusion::StepEnd& end);
+  void note_end(int rank, const transport::NoticeHead& head);
   void note_company(const Operation& operation, const negotiation::Gathering& gathering);
   void refuse_strangers();
   void begin_those_of_step(fusion::Step step);

@@ -84,7 +84,10 @@ Core::OperationPtr Core::announce_end(const fusion::StepEnd& end) {
   return operation;
 }
 
-void Core::note_end(int rank, Step step, const fusion::StepEnd& end) {
+void Core::note_end(int rank, const transport::NoticeHead& head) {
+  const Step step = head.number;
+  fusion::StepEnd end;
+  std::memcpy(&end, head.inline_data, sizeof end);
   ended_ranks_[static_cast<std::size_t>(rank)] = step;
   ended_with_[static_cast<std::size_t>(rank)][step % 2] = end.named;
   if (rank == transport_->rank()) {

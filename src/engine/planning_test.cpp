@@ -57,6 +57,7 @@ class Tensor {
   Tensor(const Tensor&) = delete;
 
   void fill(std::mt19937& random) {
+    if (bytes_ == 0) return;  // an empty vector has no memory
     std::vector<std::uint64_t> words(bytes_ / 8 + 1);
     for (auto& word : words) word = (random() % 1024) * 0x0001'0001'0001'0001ULL;  // no type makes a NaN of it
     std::memcpy(input_, words.data(), bytes_);

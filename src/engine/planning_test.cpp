@@ -75,7 +75,7 @@ class Tensor {
     request.op = op_;
     request.postscale = number_ == 1 ? 0.5 : 1.0;
     run(core, request);
-    EXPECT_EQ(std::memcmp(output_, expected_.data(), bytes_), 0) << number_;
+    if (bytes_ > 0) EXPECT_EQ(std::memcmp(output_, expected_.data(), bytes_), 0) << number_;
   }
 
  private:

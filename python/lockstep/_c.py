@@ -72,6 +72,12 @@ class ReduceOptions(ctypes.Structure):
         ("prescale", c_double),
         ("postscale", c_double),
         ("group", c_void_p),
+        ("leaves", c_int64),
+        ("first_leaf", c_int64),
+        ("leaf_count", c_int64),
+        ("result_dtype", c_int32),
+        ("epilogue", c_void_p),
+        ("epilogue_user", c_void_p),
     ]
 
 

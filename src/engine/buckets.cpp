@@ -261,7 +261,9 @@ std::unique_ptr<collective::Algorithm> Core::bucket_reduce(const Operation& oper
     const NoticeRef& arrival = gathering.arrivals[i];
     const std::byte* table = arrival ? shared.at(rank, arrival.head->input) : nullptr;
     bucket.parties.push_back({rank, reinterpret_cast<const PartPlace*>(table)});
-    if (arrival && bucket.scratch == nullptr) bucket.scratch = shared.scratch(rank, arrival.position);
+    if (!arrival) continue;
+    if (rank == transport_->rank()) bucket.self = bucket.words.size();
+    bucket.words.push_back(shared.scratch(rank, arrival.position));
   }
   for_each_member(operation, [&](PlanAtWork::Member& member) { recorder_.matched(member.operation->trace); });
   return collective::make_bucket_reduce(std::move(bucket));

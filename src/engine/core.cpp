@@ -52,6 +52,9 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   offers_seen_.resize(ranks);
   express_leaves_.resize(ranks);
   express_outputs_.resize(ranks);
+  express_words_.resize(ranks);
+  express_parties_.resize(ranks);
+  for (std::size_t i = 0; i < ranks; ++i) express_parties_[i].rank = static_cast<int>(i);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   if (drive == Drive::owner) {
     transport_->arrive();
@@ -138,7 +141,7 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
   if (!counts_by_order(operation->request) && is_in_flight(operation->key, operation->request.input.name)) {
     refuse_name_in_flight(operation->request.input.name);
   }
-  stage(*operation, *transport_);
+  stage(*operation, *transport_, background || crowded_ ? Way::copied : Way::relayed);
   // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
   if (operation->notice.detail.no_room != 0) operation->notice.head.signature = ~operation->notice.head.signature;
   return operation;

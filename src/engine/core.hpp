@@ -21,6 +21,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "collective/chunks.hpp"
+#include "collective/relay_pass.hpp"
 #include "engine/operation.hpp"
 #include "engine/patience.hpp"
 #include "engine/planning.hpp"
@@ -135,7 +137,11 @@ class Core {
   bool await_offers(std::uint64_t number);
   bool comes_the_ordinary_way(std::uint64_t number);
   bool carry_out(const ExpressCall& call, std::uint64_t number);
-  bool reduce_in_place(const ExpressCall& call, std::uint64_t number);
+  void tell_of_offer(std::uint64_t number);
+  std::optional<transport::OfferedPlaces> places_of(const ExpressCall& call);
+  bool reduce_at_places(const ExpressCall& call, std::uint64_t number);
+  bool reduce_in_place(const ExpressCall& call);
+  bool reduce_through_relays(const ExpressCall& call);
   OperationPtr adopt(const ExpressCall& call, std::uint64_t number);
   transport::Notice notice_of(const transport::Offer& offer, std::uint64_t number) const;
   void take_offers_of(Operation& operation);
@@ -241,6 +247,10 @@ class Core {
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
+  std::vector<collective::Party> express_parties_;
+  std::vector<collective::Chunks::Words> express_words_;
+  collective::RelayPass express_pass_;
+  void* express_relay_ = nullptr;  // this rank's, made when it is first needed
   std::unordered_set<NameKey> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
   std::optional<Error> ended_;  // why nothing can be submitted any more

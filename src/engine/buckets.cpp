@@ -205,7 +205,10 @@ void Core::post_bucket(PlanAtWork::Bucket& bucket) {
   operation->submitted = transport_->now();
   pending_.emplace(bucket.id, operation);
   step_operations_.push_back(operation);
-  if (background_++ == 0) wake_.notify_all();
+  ++background_;
+  // After the last one the program ends its step, which sees to everything: a second thread would only be in the way.
+  if (std::any_of(work.buckets.begin(), work.buckets.end(), [](auto& other) { return other.state == State::filling; }))
+    wake_thread();
   queued_.push_back(operation);
   post_queued();
 }

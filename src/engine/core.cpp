@@ -169,7 +169,10 @@ void Core::enter(const OperationPtr& operation) {
     learn_from(operation);
     record_submission(*operation);
   }
-  if (operation->background && background_++ == 0) wake_.notify_all();
+  if (operation->background) {
+    ++background_;
+    wake_thread();
+  }
   queued_.push_back(operation);
   take_offers_of(*operation);
   post_queued();
@@ -372,13 +375,20 @@ void Core::run() {
       run_background(lock);
     } else {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.
+      idle_ = true;
       wake_.wait_until(lock, system_deadline(kLongestSleep));
+      idle_ = false;
       progress();
       look_after_buckets(/*waiting=*/false);
     }
   }
   lock.unlock();
   transport_->leave();
+}
+
+void Core::wake_thread() {
+  if (idle_) wake_.notify_all();
+  idle_ = false;
 }
 
 // Drives the operations that nobody waits for. It does not spin: the cores belong to the program's own work.

@@ -204,6 +204,8 @@ class Core {
   void record_waiting(Operation& operation, std::span<const int> missing);
   std::string text_of_bucket(const Operation& bucket) const;
 
+  void wake_thread();
+
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
@@ -253,6 +255,7 @@ class Core {
   void* express_relay_ = nullptr;  // this rank's, made when it is first needed
   std::unordered_set<NameKey> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
+  bool idle_ = false;           // that thread sleeps until it is woken, or for a while
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;

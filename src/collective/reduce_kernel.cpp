@@ -108,6 +108,7 @@ HWY_INLINE HWY_ATTR void write_to(const Reduction& reduction, std::size_t end, s
                                   const Store& store) {
   std::array<T*, Outputs> outputs;
   for (std::size_t o = 0; o < Outputs; ++o) outputs[o] = reinterpret_cast<T*>(reduction.outputs[o]);
+#pragma GCC unroll 2
   for (std::size_t i = 0; i < end; i += step) {
     const auto result = value(i);
     for (std::size_t o = 0; o < Outputs; ++o) store(result, outputs[o] + i);

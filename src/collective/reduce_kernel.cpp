@@ -102,6 +102,16 @@ HWY_INLINE HWY_ATTR auto tree_sum(const typename Lanes::Element* const* leaves, 
   }
 }
 
+template <class T, std::size_t First, std::size_t Count>
+HWY_INLINE T scalar_tree_sum(const T* const* leaves, std::size_t i) {
+  if constexpr (Count == 1) {
+    return leaves[First][i];
+  } else {
+    constexpr std::size_t kLeft = left_leaves(Count);
+    return scalar_tree_sum<T, First, kLeft>(leaves, i) + scalar_tree_sum<T, First + kLeft, Count - kLeft>(leaves, i);
+  }
+}
+
 // With the number of outputs known: the pointers stay in registers, whatever is written through them.
 template <class T, std::size_t Outputs, class Value, class Store>
 HWY_INLINE HWY_ATTR void write_to(const Reduction& reduction, std::size_t end, std::size_t step, const Value& value,
@@ -143,6 +153,15 @@ HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
     return sum;
   };
   write_all<T, Count>(reduction, end, step, value, [](auto sum, T* to) HWY_ATTR { Lanes::store(sum, to); });
+  if constexpr (std::is_floating_point_v<T>) {  // a loss, a flag: too short for lanes, and too frequent for the long
+                                                // way
+    for (std::size_t i = end; i < reduction.elements; ++i) {
+      T sum = scalar_tree_sum<T, 0, Count>(leaves.data(), i);
+      if constexpr (kDivide) sum /= static_cast<T>(reduction.divisor);
+      for (std::byte* output : reduction.outputs) reinterpret_cast<T*>(output)[i] = sum;
+    }
+    return reduction.elements;
+  }
   return end;
 }
 

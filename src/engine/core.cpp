@@ -50,6 +50,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   ended_with_.resize(ranks);
   met_in_step_.resize(ranks);
   offers_seen_.resize(ranks);
+  for (int rank = 0; expressive_ && rank < transport_->size(); ++rank)
+    boards_.push_back(&transport_->shared()->board(rank));
   express_leaves_.resize(ranks);
   express_outputs_.resize(ranks);
   express_words_.resize(ranks);

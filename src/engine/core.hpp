@@ -134,9 +134,11 @@ class Core {
   bool is_forked_copy() const;
   bool have_ended_before(std::uint64_t number) const;
   bool make_offer(const ExpressCall& call, std::uint64_t number);
-  bool await_offers(std::uint64_t number);
+  bool await_offers(const ExpressCall& call, std::uint64_t number, trace::Span& span);
+  void record_express(const ExpressCall& call, std::uint64_t number, trace::Span& span);
   bool comes_the_ordinary_way(std::uint64_t number);
   bool carry_out(const ExpressCall& call, std::uint64_t number);
+  transport::Board& own_board() const { return *boards_[static_cast<std::size_t>(options_.rank)]; }
   void tell_of_offer(std::uint64_t number);
   std::optional<transport::OfferedPlaces> places_of(const ExpressCall& call);
   bool reduce_at_places(const ExpressCall& call, std::uint64_t number);
@@ -247,6 +249,8 @@ class Core {
   Series& world_series_ = series_[negotiation::kWorld];
   std::vector<std::uint64_t> ended_before_;  // by rank: it has ended every operation before the one of this number
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
+  std::vector<transport::Board*> boards_;    // by rank, where the short cut is open
+  bool reach_known_ = false;                 // ranks have tried whether they reach each other's private memory
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
   std::vector<collective::Party> express_parties_;

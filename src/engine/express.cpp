@@ -109,18 +109,24 @@ bool Core::run_express(const ExpressCall& call) {
     if (ended_ || !nothing_under_way() || somebody_has_joined(negotiation::kWorld) || is_forked_copy() ||
         !have_ended_before(number))
       return false;
+    const trace::Ticks submitted = trace::ticks();
     if (!make_offer(call, number)) return false;
     ++world_series_.unnamed;
     trace::Span span;
-    recorder_.submitted(
-        span, name_of(call.kind), {}, identity_by_order(negotiation::kWorld, world_series_.joins, number),
-        call.kind == Kind::barrier ? 0 : call.input->bytes(), static_cast<std::size_t>(transport_->size()));
-    const bool met = await_offers(number);
+    const bool met = await_offers(call, number, span);
     tell_of_offer(number);
+    const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
+    const trace::Ticks matched = bytes > transport::kOfferedBytes ? trace::ticks() : 0;
     if (met && carry_out(call, number)) {
-      recorder_.done(span);
+      if (span.kind != nullptr) {
+        recorder_.done(span);
+      } else {
+        recorder_.completed(name_of(call.kind), identity_by_order(negotiation::kWorld, world_series_.joins, number),
+                            bytes, boards_.size(), submitted, matched);
+      }
       return true;
     }
+    if (span.kind == nullptr) record_express(call, number, span);
     operation = adopt(call, number);
     operation->trace = span;
     begin_if_complete(operation->notice.head.id);
@@ -130,27 +136,31 @@ bool Core::run_express(const ExpressCall& call) {
   return true;
 }
 
+// As soon as it takes long enough for somebody to ask what this rank is doing.
+void Core::record_express(const ExpressCall& call, std::uint64_t number, trace::Span& span) {
+  recorder_.submitted(span, name_of(call.kind), {}, identity_by_order(negotiation::kWorld, world_series_.joins, number),
+                      call.kind == Kind::barrier ? 0 : call.input->bytes(), boards_.size());
+}
+
 // An offer's place is used again after some more calls. A peer that has ended everything before one of the calls since
 // has no use for it any more.
 bool Core::have_ended_before(std::uint64_t number) const {
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer != transport_->rank() && ended_before_[static_cast<std::size_t>(peer)] + Board::kOffers <= number)
-      return false;
+  const auto self = static_cast<std::size_t>(options_.rank);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (peer != self && ended_before_[peer] + Board::kOffers <= number) return false;
   }
   return true;
 }
 
 // False when the tensor is neither small nor in the heap, and there is no room for a relay.
 bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
-  transport::SharedMemory& shared = *transport_->shared();
-  shared.learn_reach();  // before a larger tensor needs it
-  Offer& offer = shared.board(transport_->rank()).at(number);
+  Offer& offer = own_board().at(number);
   const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
   if (bytes > transport::kOfferedBytes) {
     const std::optional<transport::OfferedPlaces> places = places_of(call);
     if (!places) return false;
     std::memcpy(offer.data, &*places, sizeof *places);
-  } else if (call.kind == Kind::all_reduce || call.root == transport_->rank()) {
+  } else if (call.kind == Kind::all_reduce || call.root == options_.rank) {
     std::memcpy(offer.data, call.input->data, bytes);
   }
   clear_scratch(offer);
@@ -170,12 +180,12 @@ bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
 // same call needs none of it, so it comes after a look for that.
 // Sequentially consistent, so that either a peer sees it before it sleeps or `ring` sees that it sleeps.
 void Core::tell_of_offer(std::uint64_t number) {
-  Board& board = transport_->shared()->board(transport_->rank());
+  Board& board = own_board();
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
   if (board.latest.load(std::memory_order_relaxed) == stamp) return;
   board.latest.store(stamp, std::memory_order_seq_cst);
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer != transport_->rank()) transport_->ring(peer);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (boards_[peer] != &board) transport_->ring(static_cast<int>(peer));
   }
 }
 
@@ -192,24 +202,28 @@ std::optional<transport::OfferedPlaces> Core::places_of(const ExpressCall& call)
 }
 
 // True when every peer offers the same. Notices of other operations are taken in on the way.
-bool Core::await_offers(std::uint64_t number) {
-  transport::SharedMemory& shared = *transport_->shared();
+bool Core::await_offers(const ExpressCall& call, std::uint64_t number, trace::Span& span) {
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
-  const std::uint64_t summary = shared.board(transport_->rank()).at(number).summary;
+  const std::uint64_t summary = own_board().at(number).summary;
   Patience patience = patience_;
   int looks = 0;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer == transport_->rank()) continue;
-    const Offer& theirs = shared.board(peer).at(number);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (boards_[peer] == &own_board()) continue;
+    const Offer& theirs = boards_[peer]->at(number);
     while (theirs.stamp.load(std::memory_order_acquire) != stamp) {
       if (++looks % kLooksBetweenNotices == 0) {
         tell_of_offer(number);
+        if (span.kind == nullptr) record_express(call, number, span);
         if (comes_the_ordinary_way(number)) return false;
       }
       if (!patience.wait_awake()) return false;
     }
     if (theirs.summary != summary) return false;
-    ended_before_[static_cast<std::size_t>(peer)] = number;
+    ended_before_[peer] = number;
+  }
+  if (!reach_known_) {  // all are there now; a larger tensor may need it
+    transport_->shared()->learn_reach();
+    reach_known_ = true;
   }
   return true;
 }
@@ -231,16 +245,15 @@ bool Core::comes_the_ordinary_way(std::uint64_t number) {
 // False when it could not be ended here.
 bool Core::carry_out(const ExpressCall& call, std::uint64_t number) {
   if (call.kind == Kind::barrier) return true;
-  transport::SharedMemory& shared = *transport_->shared();
   auto* output = static_cast<std::byte*>(call.output->data);
   const std::size_t bytes = call.input->bytes();
   if (call.kind == Kind::broadcast) {
-    if (call.root != transport_->rank()) std::memcpy(output, shared.board(call.root).at(number).data, bytes);
+    const Board& root = *boards_[static_cast<std::size_t>(call.root)];
+    if (&root != &own_board()) std::memcpy(output, root.at(number).data, bytes);
     return true;
   }
   if (bytes > transport::kOfferedBytes) return reduce_at_places(call, number);
-  for (int rank = 0; rank < transport_->size(); ++rank)
-    express_leaves_[static_cast<std::size_t>(rank)] = shared.board(rank).at(number).data;
+  for (std::size_t rank = 0; rank < boards_.size(); ++rank) express_leaves_[rank] = boards_[rank]->at(number).data;
   collective::reduce({.dtype = call.input->dtype,
                       .op = call.op,
                       .leaves = express_leaves_,
@@ -256,7 +269,7 @@ bool Core::reduce_at_places(const ExpressCall& call, std::uint64_t number) {
   bool relayed = false;
   for (std::size_t i = 0; i < express_parties_.size(); ++i) {
     collective::Party& party = express_parties_[i];
-    Offer& offer = shared.board(party.rank).at(number);
+    Offer& offer = boards_[i]->at(number);
     transport::OfferedPlaces places{};
     std::memcpy(&places, offer.data, sizeof places);
     party.scratch = express_words_[i] = offer.scratch;
@@ -269,7 +282,7 @@ bool Core::reduce_at_places(const ExpressCall& call, std::uint64_t number) {
   }
   if (!(relayed ? reduce_through_relays(call) : reduce_in_place(call))) return false;
   // All are beyond the operation that used the next place last. Its words are cleared now, when nobody waits.
-  clear_scratch(shared.board(transport_->rank()).at(number + 1));
+  clear_scratch(own_board().at(number + 1));
   return true;
 }
 

@@ -37,6 +37,7 @@ struct Board {
   Offer offers[kOffers];
 
   Offer& at(std::uint64_t number) { return offers[number % kOffers]; }
+  const Offer& at(std::uint64_t number) const { return offers[number % kOffers]; }
 };
 
 }  // namespace lockstep::transport

@@ -216,6 +216,15 @@ def measure_idle(seconds, journal):
         world.close()
 
 
+def measure_order(journal):
+    """The kernel alone: the order of the tree against the fastest order."""
+    program = ROOT / "build/release/benchmarks/reduction_order"
+    for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines():
+        leaves, *ratio = line.split()
+        print(f"order of summation, {leaves} leaves: {ratio[0]}x ({ratio[1]}-{ratio[2]})")
+        journal.note(f"{figures.ORDER_NOTE}, {leaves} leaves", " ".join(ratio))
+
+
 def describe_machine(journal, rounds):
     def first_line(*command):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -273,6 +282,8 @@ def main():
     for contenders, cases in plan(options):
         if cases:
             compare(contenders, cases, options.rounds, journal)
+    if not options.sizes:
+        measure_order(journal)
     if options.idle_seconds > 0:
         measure_idle(options.idle_seconds, journal)
     journal.note("load at the end", " ".join(f"{load:.2f}" for load in os.getloadavg()))

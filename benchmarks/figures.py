@@ -155,6 +155,8 @@ def all_bars():
 
 
 IDLE_LIMIT = 0.002  # of a core
+ORDER_LIMIT = 1.05  # of the time of the fastest order of summation
+ORDER_NOTE = "fixed tree against the fastest order"
 BF16_SIZES = (MB, 4 * MB, 16 * MB, 64 * MB)
 SCALING_SIZES = (16 * KB, 256 * KB, 4 * MB)
 SCALING_RANKS = (8, 16)

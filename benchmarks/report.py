@@ -55,6 +55,16 @@ def bar_rows(tables, notes):
             counted = [ratio for ratio, _ in measured if ratio.rounds >= figures.ROUNDS_NEEDED]
             state = verdict([ratio.median <= bar.limit for ratio in counted])
         yield where, what, bar.text(), bar.figure(ratio), state
+    orders = {}
+    for of in notes.values():
+        for key, value in of:
+            if key.startswith(figures.ORDER_NOTE):
+                orders.setdefault(key, []).append([float(number) for number in value.split()])
+    for key, ratios in orders.items():
+        ratios = ratios[-figures.RUNS :]
+        median, low, high = ratios[-1]
+        state = verdict([ratio[0] <= figures.ORDER_LIMIT for ratio in ratios])
+        yield "kernel", key, f"≤ {figures.ORDER_LIMIT}x", f"{median:.2f}x ({low:.2f}-{high:.2f})", state
     idle = [float(value) for of in notes.values() for key, value in of if key == "idle engine, part of a core"]
     if idle := idle[-figures.RUNS :]:
         state = verdict([value < figures.IDLE_LIMIT for value in idle])
@@ -133,7 +143,7 @@ def write(results=RESULTS, page=PAGE):
     for ranks in (2, 4, 8, 16):
         lines += comparison(tables, ranks)
     lines += ["### Machine and versions of the last run", ""]
-    lines += markdown(("", ""), dict.fromkeys(note for note in notes[run] if not note[0].startswith("idle")))
+    lines += markdown(("", ""), dict.fromkeys(note for note in notes[run] if not note[0].startswith(("idle", figures.ORDER_NOTE))))
     before, rest = page.read_text().split(BEGIN)
     page.write_text("\n".join([before + BEGIN, "", *lines, "", END + rest.split(END)[1]]))
 

@@ -28,6 +28,11 @@ bool is_whole_reduction(const Call& call) { return call.kind == Kind::all_reduce
 
 bool is_adasum(const Call& call) { return is_whole_reduction(call) && call.op == ReduceOp::adasum; }
 
+bool is_relayed(const Call& call) {
+  return std::any_of(call.parties.begin(), call.parties.end(),
+                     [](const Party& party) { return party.relay != nullptr; });
+}
+
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
     {"one shot", "small: every rank computes its result itself from copies that are at hand", is_copied, make_pull},
@@ -38,6 +43,8 @@ constexpr AlgorithmRow kAlgorithms[] = {
     {"sliced reduce", "shared memory, with an epilogue: each rank reduces the slice that it owns",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call) && call.epilogue; },
      make_sliced_reduce},
+    {"relay reduce", "shared memory, tensors outside it: owners bring and fetch them, window by window", is_relayed,
+     make_relay_reduce},
     {"direct reduce", "shared memory: chunks are claimed, read from and written to all ranks' tensors in place",
      [](const Call& call) { return call.transport->shared() != nullptr && is_whole_reduction(call); },
      make_direct_reduce},

@@ -31,13 +31,20 @@ class BucketReduce final : public Algorithm {
   }
 
   bool advance() override {
-    // A look first: claiming past the end would make the counter grow for ever.
-    for (int i = 0; i < kChunksAtOnce && next().load(std::memory_order_relaxed) < chunks_; ++i) {
-      if (!claim_and_work()) break;
-      // The last chunk completes it for everybody: those who sleep must hear of it.
-      if (done().fetch_add(1, std::memory_order_seq_cst) + 1 == chunks_) bucket_.transport->ring_everybody();
+    Chunks chunks(bucket_.words, bucket_.self, chunks_);
+    for (int i = 0; i < kChunksAtOnce && chunks.any_left(); ++i) {
+      const transport::Access access(&shared_);
+      if (!access) return false;
+      const std::optional<std::uint32_t> chunk = chunks.claim();
+      if (!chunk) break;
+      if (!work(*chunk)) return false;
+      chunks.done();
+      worked_ = true;
     }
-    return done().load(std::memory_order_acquire) == chunks_;
+    if (!chunks.complete()) return false;
+    // Who did something may have done the last: those who sleep must hear of it.
+    if (worked_) bucket_.transport->ring_everybody();
+    return true;
   }
 
  private:
@@ -48,16 +55,6 @@ class BucketReduce final : public Algorithm {
     std::byte* output;  // likewise
     std::size_t leaf;
   };
-
-  std::atomic<std::uint32_t>& next() { return bucket_.scratch[0]; }
-  std::atomic<std::uint32_t>& done() { return bucket_.scratch[1]; }
-
-  bool claim_and_work() {
-    const transport::Access access(&shared_);
-    if (!access) return false;
-    const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
-    return chunk < chunks_ && work(chunk);
-  }
 
   // False when a party is gone; then the chunk stays undone, and the verdict over that party ends the operation.
   bool work(std::uint32_t chunk) {
@@ -131,6 +128,7 @@ class BucketReduce final : public Algorithm {
   transport::SharedMemory& shared_;
   std::size_t chunk_ = 0;  // bytes
   std::uint32_t chunks_ = 0;
+  bool worked_ = false;
   std::vector<Side> sides_;  // those who have the part at hand
   std::vector<const std::byte*> leaves_;
   std::vector<std::byte*> outputs_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "collective/chunks.hpp"
 #include "lockstep/types.hpp"
 #include "transport/transport.hpp"
 
@@ -42,10 +43,11 @@ struct Bucket {
     const PartPlace* table = nullptr;  ///< nullptr: takes part in none
   };
 
-  std::span<const Part> parts;               ///< in the order of their offsets; outlive the algorithm
-  std::size_t bytes = 0;                     ///< from the first part to the end of the last
-  std::vector<Party> parties;                ///< in rank order: the leaves of the tree
-  std::atomic<std::uint32_t>* scratch = {};  ///< of one rank's notice, the same on all
+  std::span<const Part> parts;       ///< in the order of their offsets; outlive the algorithm
+  std::size_t bytes = 0;             ///< from the first part to the end of the last
+  std::vector<Party> parties;        ///< in rank order: the leaves of the tree
+  std::vector<Chunks::Words> words;  ///< of those parties that take part in any
+  std::size_t self = 0;              ///< this rank among these
   transport::Transport* transport = nullptr;
 };
 

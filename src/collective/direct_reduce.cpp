@@ -1,9 +1,8 @@
 // All-reduce and reduce where every rank can address every tensor.
 //
-// The tensor is cut into chunks. Whoever runs claims the next one with an atomic add, reads that chunk of all ranks'
-// inputs, adds in the fixed tree order, and writes the result to all ranks' outputs. A second counter tells when all
-// chunks are done. So a rank that has announced its tensor and is then descheduled, or goes on computing, delays
-// nobody; and since each element is computed by one rank in one order, it does not matter which.
+// The tensor is cut into chunks, which ranks claim (chunks.hpp). Who has claimed one reads it from all ranks' inputs,
+// adds in the fixed tree order, and writes the result to all ranks' outputs. Since each element is computed by one rank
+// in one order, it does not matter which.
 #include <algorithm>
 
 #include "collective/algorithm.hpp"
@@ -20,36 +19,35 @@ class DirectReduce final : public Algorithm {
  public:
   explicit DirectReduce(const Call& call)
       : call_(call), shared_(*call.transport->shared()), reducer_(call_), reach_(call_, reducer_.leaves()) {
-    scratch_ = call_.first_present().scratch;
     chunk_ = chunk_bytes(call_.bytes(), call_.present()) / size_of(call_.dtype);
     chunks_ = static_cast<std::uint32_t>((call_.elements + chunk_ - 1) / chunk_);
     for (std::size_t i = 0; i < call_.count(); ++i) {
-      if (call_.parties[i].present && (call_.kind == Kind::all_reduce || call_.is_root(i))) takers_.push_back(i);
+      if (!call_.parties[i].present) continue;
+      if (call_.is_self(i)) own_ = words_.size();
+      words_.push_back(call_.parties[i].scratch);
+      if (call_.kind == Kind::all_reduce || call_.is_root(i)) takers_.push_back(i);
     }
     outputs_.resize(takers_.size());
   }
 
   bool advance() override {
-    // A look first: claiming past the end would make the counter grow for ever.
-    for (int i = 0; i < kChunksAtOnce && next().load(std::memory_order_relaxed) < chunks_; ++i) {
-      if (!claim_and_work()) break;
-      // The last chunk completes it for everybody: those who sleep must hear of it.
-      if (done().fetch_add(1, std::memory_order_seq_cst) + 1 == chunks_) call_.transport->ring_everybody();
+    Chunks chunks(words_, own_, chunks_);
+    for (int i = 0; i < kChunksAtOnce && chunks.any_left(); ++i) {
+      const transport::Access access(&shared_);
+      if (!access) return false;
+      const std::optional<std::uint32_t> chunk = chunks.claim();
+      if (!chunk) break;
+      if (!work(*chunk)) return false;
+      chunks.done();
+      worked_ = true;
     }
-    return done().load(std::memory_order_acquire) == chunks_;
+    if (!chunks.complete()) return false;
+    // Who did something may have done the last: those who sleep must hear of it.
+    if (worked_) call_.transport->ring_everybody();
+    return true;
   }
 
  private:
-  std::atomic<std::uint32_t>& next() { return scratch_[0]; }
-  std::atomic<std::uint32_t>& done() { return scratch_[1]; }
-
-  bool claim_and_work() {
-    const transport::Access access(&shared_);
-    if (!access) return false;
-    const std::uint32_t chunk = next().fetch_add(1, std::memory_order_relaxed);
-    return chunk < chunks_ && work(chunk);
-  }
-
   // False when a party is gone; then the chunk stays undone, and the verdict over that party ends the operation.
   bool work(std::uint32_t chunk) {
     const std::size_t width = size_of(call_.dtype), result_width = size_of(call_.result_dtype);
@@ -74,7 +72,9 @@ class DirectReduce final : public Algorithm {
   transport::SharedMemory& shared_;
   PartReducer reducer_;
   Reach reach_;
-  std::atomic<std::uint32_t>* scratch_;
+  std::vector<Chunks::Words> words_;  // by rank that is present
+  std::size_t own_ = 0;               // this rank among them
+  bool worked_ = false;
   std::size_t chunk_ = 0;  // elements
   std::uint32_t chunks_ = 0;
   std::vector<std::size_t> takers_;  // who gets the result

@@ -23,12 +23,14 @@ class Reach {
   /// the next call.
   std::span<const std::byte* const> leaves(std::size_t offset, std::size_t bytes);
 
+  /// One of them. nullptr: its owner's process is gone.
+  const std::byte* leaf(std::size_t index, std::size_t offset, std::size_t bytes);
+
   /// Where to put the result for the party. What is not in shared memory must be sent off with `deliver`.
   std::byte* output(std::size_t party, std::size_t offset, std::size_t bytes);
   bool deliver(std::size_t party, std::size_t offset, std::size_t bytes);
 
  private:
-  const std::byte* leaf(std::size_t index, std::size_t offset, std::size_t bytes);
   static std::byte* buffer(std::vector<std::vector<std::byte>>& buffers, std::size_t party, std::size_t bytes);
 
   const Call& call_;

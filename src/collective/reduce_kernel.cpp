@@ -56,19 +56,23 @@ struct Bf16High {
   }
 };
 
-// To the nearest bf16, ties to even, in the upper half of each word. Not for NaN.
+#if HWY_TARGET != HWY_SCALAR  // which has no lanes of another width
+// Both kinds back into words, to the nearest bf16, ties to even, all in lanes of 16 bits: the upper halves are what is
+// kept, the lower ones decide. The average of two lanes does not overflow, so its highest bit is the carry.
+//
+// A NaN needs no care: in a sum of numbers that were bf16 its lower half is zero, which rounds to nothing.
 template <class V>
-HWY_INLINE HWY_ATTR auto rounded_to_bf16(V value) {
+HWY_INLINE HWY_ATTR auto rounded_to_bf16(V low, V high) {
   const hn::RebindToUnsigned<hn::DFromV<V>> words;
-  const auto bits = hn::BitCast(words, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
-  return hn::Add(hn::Add(bits, hn::Set(words, 0x7FFF)), odd);
+  const hn::Repartition<std::uint16_t, decltype(words)> halves;
+  const auto low_bits = hn::BitCast(words, low), high_bits = hn::BitCast(words, high);
+  const auto kept = hn::OddEven(hn::BitCast(halves, high_bits), hn::BitCast(halves, hn::ShiftRight<16>(low_bits)));
+  const auto dropped = hn::OddEven(hn::BitCast(halves, hn::ShiftLeft<16>(high_bits)), hn::BitCast(halves, low_bits));
+  const auto odd = hn::And(kept, hn::Set(halves, 1));
+  const auto carry = hn::ShiftRight<15>(hn::AverageRound(dropped, hn::Or(odd, hn::Set(halves, 0x7FFE))));
+  return hn::BitCast(words, hn::Add(kept, carry));
 }
-template <class V>
-HWY_INLINE HWY_ATTR auto quiet_nan(V value) {
-  const hn::RebindToUnsigned<hn::DFromV<V>> words;
-  return hn::Or(hn::BitCast(words, value), hn::Set(words, 0x400000));
-}
+#endif
 
 struct F16Lanes {
   using D = hn::ScalableTag<float>;
@@ -98,6 +102,42 @@ HWY_INLINE HWY_ATTR auto tree_sum(const typename Lanes::Element* const* leaves, 
   }
 }
 
+template <class T, std::size_t First, std::size_t Count>
+HWY_INLINE T scalar_tree_sum(const T* const* leaves, std::size_t i) {
+  if constexpr (Count == 1) {
+    return leaves[First][i];
+  } else {
+    constexpr std::size_t kLeft = left_leaves(Count);
+    return scalar_tree_sum<T, First, kLeft>(leaves, i) + scalar_tree_sum<T, First + kLeft, Count - kLeft>(leaves, i);
+  }
+}
+
+// With the number of outputs known: the pointers stay in registers, whatever is written through them.
+template <class T, std::size_t Outputs, class Value, class Store>
+HWY_INLINE HWY_ATTR void write_to(const Reduction& reduction, std::size_t end, std::size_t step, const Value& value,
+                                  const Store& store) {
+  std::array<T*, Outputs> outputs;
+  for (std::size_t o = 0; o < Outputs; ++o) outputs[o] = reinterpret_cast<T*>(reduction.outputs[o]);
+#pragma GCC unroll 2
+  for (std::size_t i = 0; i < end; i += step) {
+    const auto result = value(i);
+    for (std::size_t o = 0; o < Outputs; ++o) store(result, outputs[o] + i);
+  }
+}
+
+template <class T, std::size_t Leaves, class Value, class Store>
+HWY_INLINE HWY_ATTR void write_all(const Reduction& reduction, std::size_t end, std::size_t step, const Value& value,
+                                   const Store& store) {
+  const std::size_t outputs = reduction.outputs.size();
+  if (outputs == Leaves) return write_to<T, Leaves>(reduction, end, step, value, store);  // an all-reduce
+  if (outputs == 1) return write_to<T, 1>(reduction, end, step, value, store);
+  if (outputs == 2) return write_to<T, 2>(reduction, end, step, value, store);  // one through a relay
+  for (std::size_t i = 0; i < end; i += step) {
+    const auto result = value(i);
+    for (std::byte* output : reduction.outputs) store(result, reinterpret_cast<T*>(output) + i);
+  }
+}
+
 template <class Lanes, std::size_t Count, bool kDivide>
 HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
   using T = typename Lanes::Element;
@@ -112,32 +152,28 @@ HWY_ATTR std::size_t sum_unrolled(const Reduction& reduction) {
     if constexpr (kDivide) sum = hn::Div(sum, divisor);
     return sum;
   };
-  if (reduction.outputs.size() == Count) {  // an all-reduce: as many outputs as leaves, unrolled as well
-    std::array<T*, Count> outputs;
-    for (std::size_t o = 0; o < Count; ++o) outputs[o] = reinterpret_cast<T*>(reduction.outputs[o]);
-    for (std::size_t i = 0; i < end; i += step) {
-      const auto sum = value(i);
-      for (std::size_t o = 0; o < Count; ++o) Lanes::store(sum, outputs[o] + i);
+  write_all<T, Count>(reduction, end, step, value, [](auto sum, T* to) HWY_ATTR { Lanes::store(sum, to); });
+  if constexpr (std::is_floating_point_v<T>) {  // a loss, a flag: too short for lanes, and too frequent for the long
+                                                // way
+    for (std::size_t i = end; i < reduction.elements; ++i) {
+      T sum = scalar_tree_sum<T, 0, Count>(leaves.data(), i);
+      if constexpr (kDivide) sum /= static_cast<T>(reduction.divisor);
+      for (std::byte* output : reduction.outputs) reinterpret_cast<T*>(output)[i] = sum;
     }
-  } else {
-    for (std::size_t i = 0; i < end; i += step) {
-      const auto sum = value(i);
-      for (std::byte* output : reduction.outputs) Lanes::store(sum, reinterpret_cast<T*>(output) + i);
-    }
+    return reduction.elements;
   }
   return end;
 }
 
+#if HWY_TARGET != HWY_SCALAR
 template <std::size_t Count, bool kDivide>
 HWY_ATTR std::size_t sum_bf16_unrolled(const Reduction& reduction) {
   const Bf16Low::D d;
-  const hn::RebindToUnsigned<Bf16Low::D> words;
   std::array<const std::uint32_t*, Count> leaves;
   for (std::size_t i = 0; i < Count; ++i) leaves[i] = reinterpret_cast<const std::uint32_t*>(reduction.leaves[i]);
   const std::size_t step = hn::Lanes(d);
   const std::size_t end = reduction.elements / (2 * step) * step;
   const auto divisor = hn::Set(d, static_cast<float>(reduction.divisor));
-  const auto upper = hn::Set(words, 0xFFFF0000U);
   auto value = [&](std::size_t i) HWY_ATTR {
     auto low = tree_sum<Bf16Low, 0, Count>(leaves.data(), i);
     auto high = tree_sum<Bf16High, 0, Count>(leaves.data(), i);
@@ -145,32 +181,14 @@ HWY_ATTR std::size_t sum_bf16_unrolled(const Reduction& reduction) {
       low = hn::Div(low, divisor);
       high = hn::Div(high, divisor);
     }
-    auto low_bits = rounded_to_bf16(low);
-    auto high_bits = rounded_to_bf16(high);
-    // A NaN is rare, so one branch for all is cheaper than a choice for each.
-    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Or(hn::IsNaN(low), hn::IsNaN(high))))) {
-      low_bits = hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(low)), quiet_nan(low), low_bits);
-      high_bits = hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(high)), quiet_nan(high), high_bits);
-    }
-    return hn::Or(hn::ShiftRight<16>(low_bits), hn::And(high_bits, upper));
+    return rounded_to_bf16(low, high);
   };
-  if (reduction.outputs.size() == Count) {
-    std::array<std::uint32_t*, Count> outputs;
-    for (std::size_t o = 0; o < Count; ++o) outputs[o] = reinterpret_cast<std::uint32_t*>(reduction.outputs[o]);
-    for (std::size_t i = 0; i < end; i += step) {
-      const auto result = value(i);
-      for (std::size_t o = 0; o < Count; ++o) hn::StoreU(result, words, outputs[o] + i);
-    }
-  } else {
-    for (std::size_t i = 0; i < end; i += step) {
-      const auto result = value(i);
-      for (std::byte* output : reduction.outputs) {
-        hn::StoreU(result, words, reinterpret_cast<std::uint32_t*>(output) + i);
-      }
-    }
-  }
+  write_all<std::uint32_t, Count>(reduction, end, step, value, [](auto result, std::uint32_t* to) HWY_ATTR {
+    hn::StoreU(result, hn::RebindToUnsigned<Bf16Low::D>(), to);
+  });
   return 2 * end;
 }
+#endif
 
 template <class Lanes>
 struct Unrolled {
@@ -179,12 +197,14 @@ struct Unrolled {
     return sum_unrolled<Lanes, Count, kDivide>(reduction);
   }
 };
+#if HWY_TARGET != HWY_SCALAR
 struct UnrolledBf16 {
   template <std::size_t Count, bool kDivide>
   static HWY_ATTR std::size_t sum(const Reduction& reduction) {
     return sum_bf16_unrolled<Count, kDivide>(reduction);
   }
 };
+#endif
 
 // Returns how many elements are done; the general path does the rest.
 template <class Kernel, bool kDivide>
@@ -226,8 +246,11 @@ HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
       return sum_float<Unrolled<PlainLanes<float>>>(reduction);
     case DType::f64:
       return sum_float<Unrolled<PlainLanes<double>>>(reduction);
+#if HWY_TARGET != HWY_SCALAR
     case DType::bf16:
+      if (reduction.leaves.size() == 1) return 0;  // nothing is added that would make a signalling NaN quiet
       return sum_float<UnrolledBf16>(reduction);
+#endif
 #if HWY_TARGET <= HWY_AVX2  // below, the conversion is not a single rounding instruction
     case DType::f16:
       return sum_float<Unrolled<F16Lanes>>(reduction);

@@ -205,7 +205,10 @@ void Core::post_bucket(PlanAtWork::Bucket& bucket) {
   operation->submitted = transport_->now();
   pending_.emplace(bucket.id, operation);
   step_operations_.push_back(operation);
-  if (background_++ == 0) wake_.notify_all();
+  ++background_;
+  // After the last one the program ends its step, which sees to everything: a second thread would only be in the way.
+  if (std::any_of(work.buckets.begin(), work.buckets.end(), [](auto& other) { return other.state == State::filling; }))
+    wake_thread();
   queued_.push_back(operation);
   post_queued();
 }
@@ -261,7 +264,9 @@ std::unique_ptr<collective::Algorithm> Core::bucket_reduce(const Operation& oper
     const NoticeRef& arrival = gathering.arrivals[i];
     const std::byte* table = arrival ? shared.at(rank, arrival.head->input) : nullptr;
     bucket.parties.push_back({rank, reinterpret_cast<const PartPlace*>(table)});
-    if (arrival && bucket.scratch == nullptr) bucket.scratch = shared.scratch(rank, arrival.position);
+    if (!arrival) continue;
+    if (rank == transport_->rank()) bucket.self = bucket.words.size();
+    bucket.words.push_back(shared.scratch(rank, arrival.position));
   }
   for_each_member(operation, [&](PlanAtWork::Member& member) { recorder_.matched(member.operation->trace); });
   return collective::make_bucket_reduce(std::move(bucket));

@@ -50,8 +50,13 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   ended_with_.resize(ranks);
   met_in_step_.resize(ranks);
   offers_seen_.resize(ranks);
+  for (int rank = 0; expressive_ && rank < transport_->size(); ++rank)
+    boards_.push_back(&transport_->shared()->board(rank));
   express_leaves_.resize(ranks);
   express_outputs_.resize(ranks);
+  express_words_.resize(ranks);
+  express_parties_.resize(ranks);
+  for (std::size_t i = 0; i < ranks; ++i) express_parties_[i].rank = static_cast<int>(i);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   if (drive == Drive::owner) {
     transport_->arrive();
@@ -138,7 +143,7 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
   if (!counts_by_order(operation->request) && is_in_flight(operation->key, operation->request.input.name)) {
     refuse_name_in_flight(operation->request.input.name);
   }
-  stage(*operation, *transport_);
+  stage(*operation, *transport_, background || crowded_ ? Way::copied : Way::relayed);
   // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
   if (operation->notice.detail.no_room != 0) operation->notice.head.signature = ~operation->notice.head.signature;
   return operation;
@@ -166,7 +171,10 @@ void Core::enter(const OperationPtr& operation) {
     learn_from(operation);
     record_submission(*operation);
   }
-  if (operation->background && background_++ == 0) wake_.notify_all();
+  if (operation->background) {
+    ++background_;
+    wake_thread();
+  }
   queued_.push_back(operation);
   take_offers_of(*operation);
   post_queued();
@@ -369,13 +377,20 @@ void Core::run() {
       run_background(lock);
     } else {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.
+      idle_ = true;
       wake_.wait_until(lock, system_deadline(kLongestSleep));
+      idle_ = false;
       progress();
       look_after_buckets(/*waiting=*/false);
     }
   }
   lock.unlock();
   transport_->leave();
+}
+
+void Core::wake_thread() {
+  if (idle_) wake_.notify_all();
+  idle_ = false;
 }
 
 // Drives the operations that nobody waits for. It does not spin: the cores belong to the program's own work.

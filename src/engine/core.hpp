@@ -21,6 +21,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "collective/chunks.hpp"
+#include "collective/relay_pass.hpp"
 #include "engine/operation.hpp"
 #include "engine/patience.hpp"
 #include "engine/planning.hpp"
@@ -132,10 +134,16 @@ class Core {
   bool is_forked_copy() const;
   bool have_ended_before(std::uint64_t number) const;
   bool make_offer(const ExpressCall& call, std::uint64_t number);
-  bool await_offers(std::uint64_t number);
+  bool await_offers(const ExpressCall& call, std::uint64_t number, trace::Span& span);
+  void record_express(const ExpressCall& call, std::uint64_t number, trace::Span& span);
   bool comes_the_ordinary_way(std::uint64_t number);
   bool carry_out(const ExpressCall& call, std::uint64_t number);
-  bool reduce_in_place(const ExpressCall& call, std::uint64_t number);
+  transport::Board& own_board() const { return *boards_[static_cast<std::size_t>(options_.rank)]; }
+  void tell_of_offer(std::uint64_t number);
+  std::optional<transport::OfferedPlaces> places_of(const ExpressCall& call);
+  bool reduce_at_places(const ExpressCall& call, std::uint64_t number);
+  bool reduce_in_place(const ExpressCall& call);
+  bool reduce_through_relays(const ExpressCall& call);
   OperationPtr adopt(const ExpressCall& call, std::uint64_t number);
   transport::Notice notice_of(const transport::Offer& offer, std::uint64_t number) const;
   void take_offers_of(Operation& operation);
@@ -198,6 +206,8 @@ class Core {
   void record_waiting(Operation& operation, std::span<const int> missing);
   std::string text_of_bucket(const Operation& bucket) const;
 
+  void wake_thread();
+
   void finish(const OperationPtr& operation);
   // The pointer must not be one of the containers' own: ending the operation takes it out of them.
   void fail(const OperationPtr& operation, const Error& error);
@@ -239,10 +249,17 @@ class Core {
   Series& world_series_ = series_[negotiation::kWorld];
   std::vector<std::uint64_t> ended_before_;  // by rank: it has ended every operation before the one of this number
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
+  std::vector<transport::Board*> boards_;    // by rank, where the short cut is open
+  bool reach_known_ = false;                 // ranks have tried whether they reach each other's private memory
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
+  std::vector<collective::Party> express_parties_;
+  std::vector<collective::Chunks::Words> express_words_;
+  collective::RelayPass express_pass_;
+  void* express_relay_ = nullptr;  // this rank's, made when it is first needed
   std::unordered_set<NameKey> names_in_flight_;
   std::size_t background_ = 0;  // pending operations that the engine's thread must see to
+  bool idle_ = false;           // that thread sleeps until it is woken, or for a while
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;

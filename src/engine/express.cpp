@@ -42,6 +42,13 @@ std::uint64_t summary_of(const ExpressCall& call) {
   return hash;
 }
 
+// Most calls do not use it, and then the line stays where it is.
+void clear_scratch(Offer& offer) {
+  for (auto& word : offer.scratch) {
+    if (word.load(std::memory_order_relaxed) != 0) word.store(0, std::memory_order_relaxed);
+  }
+}
+
 bool is_plain(const TensorView& tensor) {
   return tensor.data != nullptr && tensor.strides.empty() && tensor.name.empty() && tensor.device == Device::cpu &&
          tensor.shape.size() <= transport::NoticeDetail::kMaxDims && tensor.elements() > 0;
@@ -102,16 +109,24 @@ bool Core::run_express(const ExpressCall& call) {
     if (ended_ || !nothing_under_way() || somebody_has_joined(negotiation::kWorld) || is_forked_copy() ||
         !have_ended_before(number))
       return false;
+    const trace::Ticks submitted = trace::ticks();
     if (!make_offer(call, number)) return false;
     ++world_series_.unnamed;
     trace::Span span;
-    recorder_.submitted(
-        span, name_of(call.kind), {}, identity_by_order(negotiation::kWorld, world_series_.joins, number),
-        call.kind == Kind::barrier ? 0 : call.input->bytes(), static_cast<std::size_t>(transport_->size()));
-    if (await_offers(number) && carry_out(call, number)) {
-      recorder_.done(span);
+    const bool met = await_offers(call, number, span);
+    tell_of_offer(number);
+    const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
+    const trace::Ticks matched = bytes > transport::kOfferedBytes ? trace::ticks() : 0;
+    if (met && carry_out(call, number)) {
+      if (span.kind != nullptr) {
+        recorder_.done(span);
+      } else {
+        recorder_.completed(name_of(call.kind), identity_by_order(negotiation::kWorld, world_series_.joins, number),
+                            bytes, boards_.size(), submitted, matched);
+      }
       return true;
     }
+    if (span.kind == nullptr) record_express(call, number, span);
     operation = adopt(call, number);
     operation->trace = span;
     begin_if_complete(operation->notice.head.id);
@@ -121,35 +136,34 @@ bool Core::run_express(const ExpressCall& call) {
   return true;
 }
 
+// As soon as it takes long enough for somebody to ask what this rank is doing.
+void Core::record_express(const ExpressCall& call, std::uint64_t number, trace::Span& span) {
+  recorder_.submitted(span, name_of(call.kind), {}, identity_by_order(negotiation::kWorld, world_series_.joins, number),
+                      call.kind == Kind::barrier ? 0 : call.input->bytes(), boards_.size());
+}
+
 // An offer's place is used again after some more calls. A peer that has ended everything before one of the calls since
 // has no use for it any more.
 bool Core::have_ended_before(std::uint64_t number) const {
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer != transport_->rank() && ended_before_[static_cast<std::size_t>(peer)] + Board::kOffers <= number)
-      return false;
+  const auto self = static_cast<std::size_t>(options_.rank);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (peer != self && ended_before_[peer] + Board::kOffers <= number) return false;
   }
   return true;
 }
 
-// False when the tensor is neither small nor in the heap.
+// False when the tensor is neither small nor in the heap, and there is no room for a relay.
 bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
-  transport::SharedMemory& shared = *transport_->shared();
-  shared.learn_reach();  // before a larger tensor needs it
-  Board& board = shared.board(transport_->rank());
-  Offer& offer = board.at(number);
+  Offer& offer = own_board().at(number);
   const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
   if (bytes > transport::kOfferedBytes) {
-    const transport::OfferedPlaces places{.input = shared.place_of(call.input->data, bytes),
-                                          .output = shared.place_of(call.output->data, bytes)};
-    if (places.input == transport::kNowhere || places.output == transport::kNowhere) return false;
-    std::memcpy(offer.data, &places, sizeof places);
-  } else if (call.kind == Kind::all_reduce || call.root == transport_->rank()) {
+    const std::optional<transport::OfferedPlaces> places = places_of(call);
+    if (!places) return false;
+    std::memcpy(offer.data, &*places, sizeof *places);
+  } else if (call.kind == Kind::all_reduce || call.root == options_.rank) {
     std::memcpy(offer.data, call.input->data, bytes);
   }
-  // Most calls do not use it, and then the line stays where it is.
-  for (auto& word : offer.scratch) {
-    if (word.load(std::memory_order_relaxed) != 0) word.store(0, std::memory_order_relaxed);
-  }
+  clear_scratch(offer);
   const std::uint64_t summary = summary_of(call);
   // The full description is rarely read. What this place held last time is often the same.
   if (offer.summary != summary) {
@@ -158,32 +172,58 @@ bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
     offer.detail = notice.detail;
     offer.summary = summary;
   }
-  const std::uint64_t stamp = stamp_of(world_series_.joins, number);
-  offer.stamp.store(stamp, std::memory_order_release);
-  // Sequentially consistent, so that either a peer sees it before it sleeps or `ring` sees that it sleeps.
-  board.latest.store(stamp, std::memory_order_seq_cst);
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer != transport_->rank()) transport_->ring(peer);
-  }
+  offer.stamp.store(stamp_of(world_series_.joins, number), std::memory_order_release);
   return true;
 }
 
-// True when every peer offers the same. Notices of other operations are taken in on the way.
-bool Core::await_offers(std::uint64_t number) {
-  transport::SharedMemory& shared = *transport_->shared();
+// For peers that are not looking for this offer just now: those who sleep, or do something else. A peer that makes the
+// same call needs none of it, so it comes after a look for that.
+// Sequentially consistent, so that either a peer sees it before it sleeps or `ring` sees that it sleeps.
+void Core::tell_of_offer(std::uint64_t number) {
+  Board& board = own_board();
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
-  const std::uint64_t summary = shared.board(transport_->rank()).at(number).summary;
+  if (board.latest.load(std::memory_order_relaxed) == stamp) return;
+  board.latest.store(stamp, std::memory_order_seq_cst);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (boards_[peer] != &board) transport_->ring(static_cast<int>(peer));
+  }
+}
+
+std::optional<transport::OfferedPlaces> Core::places_of(const ExpressCall& call) {
+  transport::SharedMemory& shared = *transport_->shared();
+  const std::size_t bytes = call.input->bytes();
+  const transport::OfferedPlaces places{.input = shared.place_of(call.input->data, bytes),
+                                        .output = shared.place_of(call.output->data, bytes)};
+  if (places.input != transport::kNowhere && places.output != transport::kNowhere) return places;
+  constexpr std::size_t kRelayBytes = collective::kRelayWindows * collective::kRelayWindow;
+  if (express_relay_ == nullptr) express_relay_ = shared.allocate(kRelayBytes);
+  if (express_relay_ == nullptr) return std::nullopt;
+  return transport::OfferedPlaces{.input = shared.place_of(express_relay_, kRelayBytes), .output = transport::kNowhere};
+}
+
+// True when every peer offers the same. Notices of other operations are taken in on the way.
+bool Core::await_offers(const ExpressCall& call, std::uint64_t number, trace::Span& span) {
+  const std::uint64_t stamp = stamp_of(world_series_.joins, number);
+  const std::uint64_t summary = own_board().at(number).summary;
   Patience patience = patience_;
   int looks = 0;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peer == transport_->rank()) continue;
-    const Offer& theirs = shared.board(peer).at(number);
+  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
+    if (boards_[peer] == &own_board()) continue;
+    const Offer& theirs = boards_[peer]->at(number);
     while (theirs.stamp.load(std::memory_order_acquire) != stamp) {
-      if (++looks % kLooksBetweenNotices == 0 && comes_the_ordinary_way(number)) return false;
+      if (++looks % kLooksBetweenNotices == 0) {
+        tell_of_offer(number);
+        if (span.kind == nullptr) record_express(call, number, span);
+        if (comes_the_ordinary_way(number)) return false;
+      }
       if (!patience.wait_awake()) return false;
     }
     if (theirs.summary != summary) return false;
-    ended_before_[static_cast<std::size_t>(peer)] = number;
+    ended_before_[peer] = number;
+  }
+  if (!reach_known_) {  // all are there now; a larger tensor may need it
+    transport_->shared()->learn_reach();
+    reach_known_ = true;
   }
   return true;
 }
@@ -205,16 +245,15 @@ bool Core::comes_the_ordinary_way(std::uint64_t number) {
 // False when it could not be ended here.
 bool Core::carry_out(const ExpressCall& call, std::uint64_t number) {
   if (call.kind == Kind::barrier) return true;
-  transport::SharedMemory& shared = *transport_->shared();
   auto* output = static_cast<std::byte*>(call.output->data);
   const std::size_t bytes = call.input->bytes();
   if (call.kind == Kind::broadcast) {
-    if (call.root != transport_->rank()) std::memcpy(output, shared.board(call.root).at(number).data, bytes);
+    const Board& root = *boards_[static_cast<std::size_t>(call.root)];
+    if (&root != &own_board()) std::memcpy(output, root.at(number).data, bytes);
     return true;
   }
-  if (bytes > transport::kOfferedBytes) return reduce_in_place(call, number);
-  for (int rank = 0; rank < transport_->size(); ++rank)
-    express_leaves_[static_cast<std::size_t>(rank)] = shared.board(rank).at(number).data;
+  if (bytes > transport::kOfferedBytes) return reduce_at_places(call, number);
+  for (std::size_t rank = 0; rank < boards_.size(); ++rank) express_leaves_[rank] = boards_[rank]->at(number).data;
   collective::reduce({.dtype = call.input->dtype,
                       .op = call.op,
                       .leaves = express_leaves_,
@@ -224,27 +263,45 @@ bool Core::carry_out(const ExpressCall& call, std::uint64_t number) {
   return true;
 }
 
-// What src/collective/direct_reduce.cpp does, with the same chunks and counters, so that it can take over.
-bool Core::reduce_in_place(const ExpressCall& call, std::uint64_t number) {
+// As one algorithm or another would do it, with the same cuts and words, so that one of those can take over.
+bool Core::reduce_at_places(const ExpressCall& call, std::uint64_t number) {
   transport::SharedMemory& shared = *transport_->shared();
-  const auto ranks = static_cast<std::size_t>(transport_->size());
-  const std::size_t bytes = call.input->bytes();
+  bool relayed = false;
+  for (std::size_t i = 0; i < express_parties_.size(); ++i) {
+    collective::Party& party = express_parties_[i];
+    Offer& offer = boards_[i]->at(number);
+    transport::OfferedPlaces places{};
+    std::memcpy(&places, offer.data, sizeof places);
+    party.scratch = express_words_[i] = offer.scratch;
+    const bool has_relay = places.output == transport::kNowhere;
+    relayed |= has_relay;
+    std::byte* input = shared.at(party.rank, places.input);
+    party.relay = has_relay ? input : nullptr;
+    party.input = has_relay ? nullptr : input;
+    party.output = has_relay ? nullptr : shared.at(party.rank, places.output);
+  }
+  if (!(relayed ? reduce_through_relays(call) : reduce_in_place(call))) return false;
+  // All are beyond the operation that used the next place last. Its words are cleared now, when nobody waits.
+  clear_scratch(own_board().at(number + 1));
+  return true;
+}
+
+// See src/collective/direct_reduce.cpp.
+bool Core::reduce_in_place(const ExpressCall& call) {
+  transport::SharedMemory& shared = *transport_->shared();
+  const std::size_t ranks = express_parties_.size(), bytes = call.input->bytes();
   const std::size_t chunk = collective::chunk_bytes(bytes, ranks);
-  const auto chunks = static_cast<std::uint32_t>((bytes + chunk - 1) / chunk);
-  Offer& first = shared.board(0).at(number);
-  std::atomic<std::uint32_t>& next = first.scratch[0];
-  std::atomic<std::uint32_t>& done = first.scratch[1];
-  while (next.load(std::memory_order_relaxed) < chunks) {
+  collective::Chunks chunks(express_words_, static_cast<std::size_t>(transport_->rank()),
+                            static_cast<std::uint32_t>((bytes + chunk - 1) / chunk));
+  while (chunks.any_left()) {
     const transport::Access access(&shared);
     if (!access) return false;
-    const std::uint32_t claimed = next.fetch_add(1, std::memory_order_relaxed);
-    if (claimed >= chunks) break;
-    const std::size_t offset = claimed * chunk;
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      transport::OfferedPlaces places{};
-      std::memcpy(&places, shared.board(static_cast<int>(rank)).at(number).data, sizeof places);
-      express_leaves_[rank] = shared.at(static_cast<int>(rank), places.input) + offset;
-      express_outputs_[rank] = shared.at(static_cast<int>(rank), places.output) + offset;
+    const std::optional<std::uint32_t> claimed = chunks.claim();
+    if (!claimed) break;
+    const std::size_t offset = *claimed * chunk;
+    for (std::size_t i = 0; i < ranks; ++i) {
+      express_leaves_[i] = express_parties_[i].input + offset;
+      express_outputs_[i] = express_parties_[i].output + offset;
     }
     collective::reduce({.dtype = call.input->dtype,
                         .op = call.op,
@@ -252,10 +309,27 @@ bool Core::reduce_in_place(const ExpressCall& call, std::uint64_t number) {
                         .outputs = express_outputs_,
                         .elements = std::min(chunk, bytes - offset) / size_of(call.input->dtype),
                         .divisor = ranks});
-    if (done.fetch_add(1, std::memory_order_seq_cst) + 1 == chunks) transport_->ring_everybody();
+    chunks.done();
   }
   Patience patience = patience_;
-  while (done.load(std::memory_order_acquire) != chunks) {
+  while (!chunks.complete()) {
+    if (!patience.wait_awake()) return false;
+  }
+  transport_->ring_everybody();
+  return true;
+}
+
+// See src/collective/relay_pass.hpp.
+bool Core::reduce_through_relays(const ExpressCall& call) {
+  const std::size_t width = size_of(call.input->dtype);
+  express_pass_.begin(
+      *transport_, express_parties_, static_cast<std::size_t>(transport_->rank()),
+      {.dtype = call.input->dtype, .op = call.op, .leaves = {}, .outputs = {}, .divisor = express_parties_.size()},
+      call.input->bytes() / width, static_cast<const std::byte*>(call.input->data),
+      static_cast<std::byte*>(call.output->data));
+  Patience patience = patience_;
+  for (std::uint64_t before = 0; !express_pass_.advance(); before = express_pass_.progress()) {
+    if (express_pass_.progress() != before) patience.reset();
     if (!patience.wait_awake()) return false;
   }
   return true;
@@ -293,6 +367,7 @@ transport::Notice Core::notice_of(const Offer& offer, std::uint64_t number) cons
     std::memcpy(&places, offer.data, sizeof places);
     notice.head.input = places.input;
     notice.head.output = places.output;
+    if (places.output == transport::kNowhere) notice.head.flags |= transport::kRelayed;
   } else {
     notice.head.inline_bytes = static_cast<std::uint16_t>(bytes);
   }

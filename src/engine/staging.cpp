@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "collective/adasum_plan.hpp"
+#include "collective/relay_pass.hpp"
 #include "engine/request.hpp"
 #include "negotiation/description.hpp"
 
@@ -102,6 +103,16 @@ bool stage_copy(Operation& operation, std::size_t bytes, std::size_t result_byte
   return true;
 }
 
+// False when there is no room.
+bool stage_relay(Operation& operation, std::size_t bytes, transport::SharedMemory& shared) {
+  const std::size_t size = collective::relay_bytes(bytes);
+  operation.staged = heap_block(size, operation, shared);
+  if (operation.staged == nullptr) return false;
+  operation.notice.head.input = shared.place_of(operation.staged, size);
+  operation.notice.head.flags |= transport::kRelayed;
+  return true;
+}
+
 }  // namespace
 
 transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
@@ -109,7 +120,7 @@ transport::Place place_of(const void* data, std::size_t bytes, transport::Shared
   return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
 }
 
-void stage(Operation& operation, transport::Transport& transport) {
+void stage(Operation& operation, transport::Transport& transport, Way way) {
   const Request& request = operation.request;
   const int rank = transport.rank();
   if (!gives(request, rank)) return;
@@ -145,14 +156,18 @@ void stage(Operation& operation, transport::Transport& transport) {
     operation.notice.detail.workspace = shared->place_of(operation.workspace, size);
   }
   const std::size_t result_bytes = is_written_by_peers(request, rank) ? request.result_bytes() : 0;
-  const auto input = bytes > 0 ? place_of(request.input.data, bytes, *shared) : kNowhere;
-  const auto output = result_bytes > 0 ? place_of(request.output.data, result_bytes, *shared) : kNowhere;
+  const bool relayed = way == Way::relayed && request.kind == Kind::all_reduce && is_plain(request);
+  auto find = [&](const void* data, std::size_t size) {
+    return relayed ? shared->place_of(data, size) : place_of(data, size, *shared);
+  };
+  const auto input = bytes > 0 ? find(request.input.data, bytes) : kNowhere;
+  const auto output = result_bytes > 0 ? find(request.output.data, result_bytes) : kNowhere;
   if ((bytes == 0 || input != kNowhere) && (result_bytes == 0 || output != kNowhere)) {
     head.input = input;
     if (result_bytes > 0) head.output = output;
     return;
   }
-  if (!stage_copy(operation, bytes, result_bytes, *shared)) {
+  if (!(relayed ? stage_relay(operation, bytes, *shared) : stage_copy(operation, bytes, result_bytes, *shared))) {
     leave_in_place(operation, bytes, result_bytes, transport);
   }
 }
@@ -194,6 +209,10 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
   }
   party.copied = (head.flags & transport::kCopied) != 0;
   if (shared == nullptr) return;
+  if ((head.flags & transport::kRelayed) != 0) {
+    party.relay = shared->at(party.rank, head.input);
+    return;
+  }
   party.input_place = head.input;
   if (head.input != kNowhere) party.input = shared->at(party.rank, head.input);
   if (head.output == kNowhere) return;

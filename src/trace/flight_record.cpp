@@ -142,6 +142,24 @@ FlightRecord::Ticket FlightRecord::submitted(Ticks now, const char* kind, std::s
   return ticket;
 }
 
+void FlightRecord::completed(Ticks submitted, Ticks matched, Ticks ended, const char* kind, std::uint64_t id,
+                             std::uint64_t bytes, std::uint32_t group_size) {
+  Entry entry;  // of name and note, only what says that they are empty is stored
+  entry.serial = ++serial_;
+  entry.id = id;
+  entry.bytes = bytes;
+  entry.kind = kind;
+  entry.submitted = submitted;
+  entry.matched = matched;
+  entry.ended = ended;
+  entry.group_size = group_size;
+  entry.state = State::done;
+  entry.name.clear();
+  Change change(slots_[next_place()]);
+  change.set(0, &entry, offsetof(Entry, name) + 1);
+  change.set_note({});
+}
+
 void FlightRecord::matched(const Ticket& ticket, Ticks now) {
   Slot* slot = find(ticket);
   if (slot == nullptr) return;

@@ -50,6 +50,9 @@ class FlightRecord {
 
   Ticket submitted(Ticks now, const char* kind, std::string_view name, std::uint64_t id, std::uint64_t bytes,
                    std::uint32_t group_size);
+  /// One without a name that has ended already.
+  void completed(Ticks submitted, Ticks matched, Ticks ended, const char* kind, std::uint64_t id, std::uint64_t bytes,
+                 std::uint32_t group_size);
   void matched(const Ticket& ticket, Ticks now);
   void note(const Ticket& ticket, std::string_view text);
   void done(const Ticket& ticket, Ticks now);

@@ -35,6 +35,19 @@ void Recorder::done(Span& span) {
   span = {};
 }
 
+void Recorder::completed(const char* kind, std::uint64_t id, std::uint64_t bytes, std::size_t group_size,
+                         Ticks submitted, Ticks matched) {
+  const auto ranks = static_cast<std::uint32_t>(group_size);
+  const Ticks now = ticks();
+  if (matched == 0) matched = now;
+  flight_record_.completed(submitted, matched, now, kind, id, bytes, ranks);
+  const Timeline::Ticket ticket = timeline_.submitted(submitted, kind, {}, id, bytes, ranks);
+  timeline_.matched(ticket, matched, kind);
+  timeline_.done(ticket, now);
+  counters_.submitted(kind);
+  counters_.done(kind, bytes, matched - submitted, now - matched);
+}
+
 void Recorder::failed(Span& span, std::string_view why) {
   if (span.kind == nullptr) return;
   const Ticks now = ticks();

@@ -36,6 +36,11 @@ class Recorder {
 
   void done(Span& span);
 
+  /// Instead of the three above, for an operation without a name that nobody could ask about meanwhile: costs less.
+  /// `matched` may be 0: all the time went into waiting.
+  void completed(const char* kind, std::uint64_t id, std::uint64_t bytes, std::size_t group_size, Ticks submitted,
+                 Ticks matched);
+
   void failed(Span& span, std::string_view why);
 
   /// For reports of stalls, and before `failed` when ranks were missing.

@@ -25,6 +25,9 @@ inline constexpr std::uint8_t kPlannable = 8;
 /// Of a bucket: its tensors go one by one instead.
 inline constexpr std::uint8_t kDissolved = 16;
 
+/// `input` is a relay: its owner brings its tensor there, and fetches the result, window by window.
+inline constexpr std::uint8_t kRelayed = 32;
+
 /// The part that every peer reads: with the transport's stamp it fills two cache lines.
 struct NoticeHead {
   std::uint64_t id = 0;                      ///< which operation: group, name and how often the name was used

@@ -14,10 +14,10 @@ namespace lockstep::transport {
 /// A tensor up to this size travels inside the offer.
 inline constexpr std::size_t kOfferedBytes = 2048;
 
-/// Of a larger tensor, the offer holds where it lies.
+/// Of a larger tensor, the offer holds where it lies, or the relay through which its owner passes it on.
 struct OfferedPlaces {
   Place input;
-  Place output;
+  Place output;  ///< kNowhere: the input is a relay
 };
 
 struct alignas(128) Offer {
@@ -33,10 +33,11 @@ struct Board {
   /// As many calls may a rank be ahead of one that has not yet looked at its offers.
   static constexpr std::size_t kOffers = 8;
 
-  std::atomic<std::uint64_t> latest;  ///< stamp of the newest offer
+  std::atomic<std::uint64_t> latest;  ///< stamp of the newest offer; may lag behind it for a moment
   Offer offers[kOffers];
 
   Offer& at(std::uint64_t number) { return offers[number % kOffers]; }
+  const Offer& at(std::uint64_t number) const { return offers[number % kOffers]; }
 };
 
 }  // namespace lockstep::transport

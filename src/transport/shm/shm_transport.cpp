@@ -228,7 +228,7 @@ class ShmTransport final : public Transport, private SharedMemory {
     end_access();
     return false;
   }
-  void end_access() override { mine_.head().accessing.store(0, std::memory_order_seq_cst); }
+  void end_access() override { mine_.head().accessing.store(0, std::memory_order_release); }
 
   // --- private memory of other processes
 

@@ -18,6 +18,12 @@
 
 namespace lockstep::engine {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 enum class Over { memory, shm };
 
 inline const char* name_of(Over over) { return over == Over::memory ? "memory" : "shm"; }

@@ -25,8 +25,7 @@ def check_output(*command):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-    check_output(*pip, "--no-build-isolation", "--wheel-dir", str(folder), str(ranks.REPOSITORY))
+    check_output(str(ranks.REPOSITORY / "tools/wheel"), str(folder))
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -1,0 +1,16 @@
+# With LOCKSTEP_COMPILED_IN, a target is made of the objects that it has in that build instead of its sources. They are
+# the same objects: what differs is how they are linked.
+function(take_compiled target sources)
+  if(NOT LOCKSTEP_COMPILED_IN)
+    return()
+  endif()
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
+  set(objects)
+  foreach(source IN LISTS ${sources})
+    cmake_path(ABSOLUTE_PATH source NORMALIZE)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+    list(APPEND objects ${LOCKSTEP_COMPILED_IN}/${folder}/CMakeFiles/${target}.dir/${source}.o)
+  endforeach()
+  set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE)
+  set(${sources} ${objects} PARENT_SCOPE)
+endfunction()

@@ -44,7 +44,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()),
-      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep) {
+      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep),
+      census_(threads_at_rest) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
   ended_before_.resize(ranks);
   ended_with_.resize(ranks);
@@ -54,6 +55,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   express_outputs_.resize(ranks);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   if (drive == Drive::owner) {
+    census_ = [](std::span<const pid_t>) { return 0; };  // the owner is all there is
     transport_->arrive();
     return;
   }
@@ -229,6 +231,7 @@ bool Core::post_queued() {
     if (!position) break;
     queued_.pop_front();
     any = true;
+    ++activity_;
     if (operation->ended()) continue;  // a message only: nobody answers
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
@@ -287,6 +290,7 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
 
 // Gives back all that the operation held here.
 void Core::close(Operation& operation) {
+  ++activity_;
   drop_staged(operation, *transport_);
   const std::uint64_t id = operation.notice.head.id;
   forget_gathering(id);
@@ -325,6 +329,7 @@ void Core::end_world(const Verdict& verdict) {
 
 bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
   Patience patience = patience_;
+  Waiter waiter(*this);
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();
@@ -349,6 +354,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     std::lock_guard lock(mutex_);
     look_after_peers();
     look_after_buckets(/*waiting=*/true);
+    if (!limit) stand_still(waiter, operation);
   }
   return true;
 }
@@ -363,9 +369,13 @@ void Core::run() {
   transport_->arrive();
   std::unique_lock lock(mutex_);
   arrived_ = true;
+  own_thread_ = gettid();
   wake_.notify_all();
   while (!stopping_) {
-    if (background_ > 0) {
+    ++own_rounds_;
+    if (ended_) {
+      wake_.wait(lock);  // there is nothing more to come
+    } else if (background_ > 0) {
       run_background(lock);
     } else {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.

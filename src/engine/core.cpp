@@ -327,14 +327,23 @@ void Core::end_world(const Verdict& verdict) {
 
 // --- waiting
 
-bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
-  Patience patience = patience_;
-  Waiter waiter(*this);
+bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+  if (operation.ended()) return true;
+  Waiter waiter(*this, operation);
+  if (in_slices) waiter.resume();
+  const bool ended = wait_on(waiter, operation, limit, in_slices);
+  waiter.leave(/*for_a_moment=*/in_slices && !ended);
+  return ended;
+}
+
+bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+  // A slice that goes on with a wait has been awake for long enough already.
+  Patience patience = waiter.rounds == 0 ? patience_ : Patience::none();
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();
   };
-  if (!operation.ended()) {
+  {
     std::lock_guard lock(mutex_);
     dissolve_if_awaited(operation);
   }
@@ -354,7 +363,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     std::lock_guard lock(mutex_);
     look_after_peers();
     look_after_buckets(/*waiting=*/true);
-    if (!limit) stand_still(waiter, operation);
+    if (!limit || in_slices) stand_still(waiter);
   }
   return true;
 }

@@ -79,7 +79,8 @@ class Core {
   bool run_express(const ExpressCall& call);
 
   /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
-  bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt);
+  /// With `in_slices` the limit only ends a slice: the caller does nothing but to wait on, until it is true.
+  bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt, bool in_slices = false);
 
   /// Throws the operation's error if it has failed.
   static void check(const Operation& operation);
@@ -127,21 +128,31 @@ class Core {
     std::unordered_map<NameKey, std::uint64_t> uses_in_step;
   };
 
-  // A thread that waits for an operation, without limit and for some time already.
-  struct Waiter {
-    explicit Waiter(Core& owner) : core(owner) {}
+  // A wait without limit, and how it goes on (standstill.cpp).
+  struct Wait {
+    const Operation* operation = nullptr;
+    pid_t thread = 0;
+    std::uint64_t number = 0;  // 0: it is not yet counted among those that last
+    Clock::time_point since{};
+    std::uint64_t rounds = 0;  // how often the thread has let go of every lock
+    std::uint64_t rounds_before = 0;
+    Clock::time_point left{};  // when it went, for a moment
+  };
+  class Waiter : public Wait {
+   public:
+    Waiter(Core& core, const Operation& operation);
     ~Waiter();
     Waiter(const Waiter&) = delete;
     Waiter& operator=(const Waiter&) = delete;
 
-    Core& core;
-    const Operation* operation = nullptr;  // not yet counted among those that wait
-    pid_t thread = 0;
-    std::uint64_t number = 0;  // of the wait
-    Clock::time_point since{};
-    std::uint64_t rounds = 0;  // how often it has let go of every lock
-    std::uint64_t rounds_before = 0;
+    // The next slice of a wait goes on where the last ended.
+    void resume();
+    void leave(bool for_a_moment);
+
+   private:
+    Core& core_;
   };
+  bool wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices);
 
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
@@ -232,7 +243,7 @@ class Core {
   void report_stalls();
 
   // Deadlocks (standstill.cpp).
-  void stand_still(Waiter& waiter, const Operation& operation);
+  void stand_still(Waiter& waiter);
   bool is_deadlocked();
   bool stands_still();
   std::optional<std::uint64_t> rest_of_process();
@@ -292,6 +303,7 @@ class Core {
   Clock::time_point looked_after_{};
   std::map<int, Clock::time_point> deaths_;  // when each was noticed
   std::vector<Waiter*> waiters_;
+  std::vector<Wait> absent_;    // between two slices
   std::uint64_t waits_ = 0;     // so far
   std::uint64_t activity_ = 0;  // counts whatever changes how things stand: notices, submissions, ends
   Census census_;

@@ -17,12 +17,16 @@
 // A thread may sleep because a waiting one holds a lock for a moment (the engine's own, or that of malloc). So between
 // the two looks every thread inside the engine must have let go of all locks.
 //
+// A wait in slices, which lets its caller look for signals now and then, counts as one wait: between two looks it may
+// come and go, but at each look it must be there.
+//
 // Looking at a process costs something, and is done only once all ranks say that they wait.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/hash.hpp"
@@ -38,6 +42,8 @@ using transport::Transport;
 // A shorter wait is nothing unusual.
 constexpr auto kPatience = std::chrono::milliseconds(200);
 constexpr auto kInterval = std::chrono::milliseconds(40);
+// Between two slices of a wait there is nothing to do.
+constexpr auto kAbsence = std::chrono::milliseconds(500);
 
 constexpr std::uint64_t kHasLeft = ~std::uint64_t{0};  // in place of a version
 constexpr std::size_t kLongestList = 1400;             // of what ranks do, in bytes
@@ -81,23 +87,47 @@ bool all_have_confirmed(Transport& transport, const Peers& peers, std::uint64_t 
 
 }  // namespace
 
+Core::Waiter::Waiter(Core& core, const Operation& waited_for) : Wait{.operation = &waited_for}, core_(core) {}
+
 Core::Waiter::~Waiter() {
-  if (operation == nullptr) return;
-  std::lock_guard lock(core.mutex_);
-  std::erase(core.waiters_, this);
-  if (!core.waiters_.empty() || core.ended_) return;
-  core.standstill_ = {};
-  core.declare();
+  if (number == 0) return;
+  std::lock_guard lock(core_.mutex_);
+  std::erase(core_.waiters_, this);  // an exception has ended the wait
+}
+
+void Core::Waiter::resume() {
+  std::lock_guard lock(core_.mutex_);
+  const auto before = std::find_if(core_.absent_.begin(), core_.absent_.end(),
+                                   [](const Wait& wait) { return wait.thread == gettid(); });
+  if (before == core_.absent_.end()) return;
+  if (before->operation == operation) static_cast<Wait&>(*this) = *before;
+  core_.absent_.erase(before);
+  if (number != 0) core_.waiters_.push_back(this);
+}
+
+void Core::Waiter::leave(bool for_a_moment) {
+  if (rounds == 0) return;
+  std::lock_guard lock(core_.mutex_);
+  std::erase(core_.waiters_, this);
+  const bool was_counted = std::exchange(number, for_a_moment ? number : 0) != 0;
+  if (for_a_moment) {
+    left = core_.transport_->now();
+    core_.absent_.push_back(*this);
+  } else if (was_counted && core_.waiters_.empty() && !core_.ended_) {
+    core_.standstill_ = {};
+    core_.declare();
+  }
 }
 
 // Called by a thread that waits without limit, between two naps.
-void Core::stand_still(Waiter& waiter, const Operation& operation) {
+void Core::stand_still(Waiter& waiter) {
   const auto now = transport_->now();
-  if (waiter.rounds++ == 0) waiter.since = now;
-  if (ended_ || transport_->size() == 1 || now - waiter.since < kPatience) return;
-  if (waiter.operation == nullptr) {
-    waiter.operation = &operation;
+  if (waiter.rounds++ == 0) {
+    waiter.since = now;
     waiter.thread = gettid();
+  }
+  if (ended_ || transport_->size() == 1 || now - waiter.since < kPatience) return;
+  if (waiter.number == 0) {
     waiter.number = ++waits_;
     waiters_.push_back(&waiter);
   }
@@ -138,6 +168,9 @@ bool Core::stands_still() {
   for (int peer = 0; peer < transport_->size() && !ended_; ++peer) {
     if (peer != transport_->rank() && transport_->health(peer) == Health::left) fail_what_needs(peer);
   }
+  // Who does not come back soon after a slice has been interrupted. From then on its thread is one like any other.
+  std::erase_if(absent_, [&](const Wait& wait) { return transport_->now() - wait.left > kAbsence; });
+  if (!absent_.empty()) return false;
   if (ended_ || !queued_.empty() || !running_.empty() || will_dissolve()) return false;
   return std::none_of(waiters_.begin(), waiters_.end(),
                       [](const Waiter* waiter) { return waiter->operation->ended(); });

@@ -143,6 +143,20 @@ TEST_P(Deadlock, OfThoseThatAreLeft) {
   EXPECT_EQ(told, size());
 }
 
+// As Python waits, which must look for signals now and then.
+TEST_P(Deadlock, OfWaitsInSlices) {
+  std::atomic<int> told{0};
+  run_world(over(), size(), [&](Core& core) {
+    trust_under_sanitizer(core);
+    const auto operation = core.submit(barrier(core.options().rank == 0 ? "a" : "b"), /*background=*/true);
+    while (!core.wait(*operation, std::chrono::steady_clock::now() + 100ms, /*in_slices=*/true)) {
+    }
+    ASSERT_TRUE(operation->error);
+    if (std::string(operation->error->what()).find("deadlock: ") == 0) ++told;
+  });
+  EXPECT_EQ(told, size());
+}
+
 TEST_P(Deadlock, OfSeveralThreadsOfARank) {
   std::atomic<int> told{0};
   run_world(over(), size(), [&](Core& core) {
@@ -212,6 +226,26 @@ TEST_P(NoDeadlock, WhileSomebodyHasALimit) {
     } else {
       run(core, barrier("b"));
       run(core, all_reduce(&value, 1, "a"));
+    }
+  });
+}
+
+// It was interrupted, and has other plans now.
+TEST_P(NoDeadlock, WhileAWaitInSlicesIsNotGoneOnWith) {
+  std::atomic<bool> interrupted{false};
+  run_world(GetParam(), 2, [&](Core& core) {
+    if (core.options().rank == 0) {
+      const auto operation = core.submit(barrier("a"), /*background=*/true);
+      for (int i = 0; i < 4; ++i)
+        EXPECT_FALSE(core.wait(*operation, std::chrono::steady_clock::now() + 100ms, /*in_slices=*/true));
+      interrupted = true;
+      std::this_thread::sleep_for(kLate);
+      run(core, barrier("b"));
+      EXPECT_TRUE(core.wait(*operation));
+    } else {
+      while (!interrupted) std::this_thread::yield();
+      run(core, barrier("b"));
+      run(core, barrier("a"));
     }
   });
 }

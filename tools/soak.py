@@ -41,7 +41,7 @@ SUITES = {
     ),
     "simulation": (
         "a million schedules of the control plane",
-        "LOCKSTEP_SIMULATION_SCHEDULES=333334 build/release/tests/lockstep_simulation_tests",
+        "LOCKSTEP_SIMULATION_SCHEDULES=200000 build/release/tests/lockstep_simulation_tests",
     ),
     "faults": (
         "the Python tests that kill, stop or cut off ranks, 20 times",

@@ -69,8 +69,11 @@ struct Agreement {
 /// Each group counts by itself, and operations of one group never wait for those of another.
 /// Errors: wrong arguments throw at the call. Ranks that disagree about an operation all get Error(mismatch) from it.
 /// When a peer dies, every pending and later operation on this engine throws Error(peer_lost) that names the rank.
-/// Rows: operations that cut or join tensors do so along the first dimension, whose slices must lie one after another.
-/// Results: where the output is left without memory, the engine makes it (see Result).
+/// When all ranks wait for each other for ever, in calls without a time limit, and nothing else in their processes can
+/// go on by itself, all get Error(mismatch) at once that says who waits in what. A process in which another thread
+/// runs, sleeps for a time, or waits for something from outside may still submit what is missing: then `stall_limit`
+/// holds. Rows: operations that cut or join tensors do so along the first dimension, whose slices must lie one after
+/// another. Results: where the output is left without memory, the engine makes it (see Result).
 class LOCKSTEP_API Engine {
  public:
   /// Starts with `Options::from_environment()`.

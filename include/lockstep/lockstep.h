@@ -192,6 +192,9 @@ LS_API void ls_group_free(ls_group* group);
 LS_API int ls_work_poll(ls_work* work, int* done);
 /* Waits for at most timeout_ms (negative: no limit of the caller's); LS_TIMEOUT if the operation still goes on. */
 LS_API int ls_work_wait(ls_work* work, int64_t timeout_ms);
+/* A slice of a wait without limit, for a caller that does nothing between two slices but to look whether it was
+ * interrupted. So it counts as waiting when all ranks wait for each other for ever, and that ends in LS_MISMATCH. */
+LS_API int ls_work_wait_slice(ls_work* work, int64_t slice_ms);
 /* Waits, and fills in the result of operation `index` of the handle. */
 LS_API int ls_work_result(ls_work* work, size_t index, ls_result* result);
 LS_API void ls_work_free(ls_work* work);

@@ -48,11 +48,18 @@ class LOCKSTEP_API Work {
   /// Error.
   bool wait_for(std::chrono::milliseconds limit) const;
 
+  /// A slice of a wait without limit: as `wait_for`, for a caller that does nothing between two slices but to look
+  /// whether it was interrupted, and waits on until this is true. So it counts as waiting, where `wait_for` may be
+  /// followed by anything, when it is to be known whether all ranks wait for each other for ever.
+  bool wait_slice(std::chrono::milliseconds limit) const;
+
   /// Waits, and gives the result: of operation `index`, in the order of submission, when several were submitted
   /// together.
   Result result(std::size_t index = 0) const;
 
  private:
+  bool wait_until(std::chrono::milliseconds limit, bool in_slices) const;
+
   std::shared_ptr<engine::Operation> first_;  // by itself: most handles stand for one operation
   std::vector<std::shared_ptr<engine::Operation>> others_;
   std::shared_ptr<engine::Core> core_;

@@ -124,6 +124,7 @@ _FUNCTIONS = {
     "ls_group_free": (None, [c_void_p]),
     "ls_work_poll": (c_int, [c_void_p, POINTER(c_int)]),
     "ls_work_wait": (c_int, [c_void_p, c_int64]),
+    "ls_work_wait_slice": (c_int, [c_void_p, c_int64]),
     "ls_work_result": (c_int, [c_void_p, c_size_t, POINTER(Result)]),
     "ls_work_free": (None, [c_void_p]),
     "ls_abort": (c_int, [c_void_p, c_char_p]),

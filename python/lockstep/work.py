@@ -75,10 +75,11 @@ class Work:
         self._engine.check_not_forked()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            slice_ms = _WAIT_SLICE_MS
-            if deadline is not None:
-                slice_ms = max(0, min(slice_ms, round((deadline - time.monotonic()) * 1000)))
-            status = _c.library.ls_work_wait(self._handle, slice_ms)
+            if deadline is None:
+                status = _c.library.ls_work_wait_slice(self._handle, _WAIT_SLICE_MS)
+            else:
+                left_ms = round((deadline - time.monotonic()) * 1000)
+                status = _c.library.ls_work_wait(self._handle, max(0, min(_WAIT_SLICE_MS, left_ms)))
             # The status says "timeout" for our slice and for an operation that reached its own limit: only the latter
             # has ended, and then tells its result.
             if status == Status.TIMEOUT and self.poll():

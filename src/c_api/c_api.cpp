@@ -391,6 +391,15 @@ int ls_work_wait(ls_work* work, int64_t timeout_ms) {
   });
 }
 
+int ls_work_wait_slice(ls_work* work, int64_t slice_ms) {
+  return guarded([&] {
+    const lockstep::Work& target = required(work, "work").work;
+    if (!target.wait_slice(std::chrono::milliseconds(slice_ms)))
+      throw Error(ErrorCode::timeout, "the operation is still under way after " + std::to_string(slice_ms) + " ms");
+    target.wait();
+  });
+}
+
 int ls_work_result(ls_work* work, size_t index, ls_result* result) {
   return guarded([&] {
     ls_work& handle = required(work, "work");

@@ -44,7 +44,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()),
-      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep) {
+      ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep),
+      census_(threads_at_rest) {
   const auto ranks = static_cast<std::size_t>(transport_->size());
   ended_before_.resize(ranks);
   ended_with_.resize(ranks);
@@ -59,6 +60,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   for (std::size_t i = 0; i < ranks; ++i) express_parties_[i].rank = static_cast<int>(i);
   if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
   if (drive == Drive::owner) {
+    census_ = [](std::span<const pid_t>) { return 0; };  // the owner is all there is
     transport_->arrive();
     return;
   }
@@ -237,6 +239,7 @@ bool Core::post_queued() {
     if (!position) break;
     queued_.pop_front();
     any = true;
+    ++activity_;
     if (operation->ended()) continue;  // a message only: nobody answers
     const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
@@ -295,6 +298,7 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
 
 // Gives back all that the operation held here.
 void Core::close(Operation& operation) {
+  ++activity_;
   drop_staged(operation, *transport_);
   const std::uint64_t id = operation.notice.head.id;
   forget_gathering(id);
@@ -331,13 +335,23 @@ void Core::end_world(const Verdict& verdict) {
 
 // --- waiting
 
-bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
-  Patience patience = patience_;
+bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+  if (operation.ended()) return true;
+  Waiter waiter(*this, operation);
+  if (in_slices) waiter.resume();
+  const bool ended = wait_on(waiter, operation, limit, in_slices);
+  waiter.leave(/*for_a_moment=*/in_slices && !ended);
+  return ended;
+}
+
+bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+  // A slice that goes on with a wait has been awake for long enough already.
+  Patience patience = waiter.rounds == 0 ? patience_ : Patience::none();
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();
   };
-  if (!operation.ended()) {
+  {
     std::lock_guard lock(mutex_);
     dissolve_if_awaited(operation);
   }
@@ -357,6 +371,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit) {
     std::lock_guard lock(mutex_);
     look_after_peers();
     look_after_buckets(/*waiting=*/true);
+    if (!limit || in_slices) stand_still(waiter);
   }
   return true;
 }
@@ -371,9 +386,13 @@ void Core::run() {
   transport_->arrive();
   std::unique_lock lock(mutex_);
   arrived_ = true;
+  own_thread_ = gettid();
   wake_.notify_all();
   while (!stopping_) {
-    if (background_ > 0) {
+    ++own_rounds_;
+    if (ended_) {
+      wake_.wait(lock);  // there is nothing more to come
+    } else if (background_ > 0) {
       run_background(lock);
     } else {
       // Nothing to do but to keep reading notices now and then, so that a peer far ahead does not run out of room.

@@ -21,6 +21,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/census.hpp"
 #include "collective/chunks.hpp"
 #include "collective/relay_pass.hpp"
 #include "engine/operation.hpp"
@@ -80,10 +81,14 @@ class Core {
   bool run_express(const ExpressCall& call);
 
   /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
-  bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt);
+  /// With `in_slices` the limit only ends a slice: the caller does nothing but to wait on, until it is true.
+  bool wait(Operation& operation, std::optional<Clock::time_point> limit = std::nullopt, bool in_slices = false);
 
   /// Throws the operation's error if it has failed.
   static void check(const Operation& operation);
+
+  /// How this rank finds out that nothing in its process can go on by itself; before anything else is done with it.
+  void use_census(Census census) { census_ = std::move(census); }
 
   /// Makes a group of ranks that this rank belongs to. Does not wait for the other members.
   negotiation::MembersPtr make_group(std::vector<int> ranks);
@@ -124,6 +129,32 @@ class Core {
     fusion::Step step = fusion::kNoStep;  // that the next counts are of
     std::unordered_map<NameKey, std::uint64_t> uses_in_step;
   };
+
+  // A wait without limit, and how it goes on (standstill.cpp).
+  struct Wait {
+    const Operation* operation = nullptr;
+    pid_t thread = 0;
+    std::uint64_t number = 0;  // 0: it is not yet counted among those that last
+    Clock::time_point since{};
+    std::uint64_t rounds = 0;  // how often the thread has let go of every lock
+    std::uint64_t rounds_before = 0;
+    Clock::time_point left{};  // when it went, for a moment
+  };
+  class Waiter : public Wait {
+   public:
+    Waiter(Core& core, const Operation& operation);
+    ~Waiter();
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+    // The next slice of a wait goes on where the last ended.
+    void resume();
+    void leave(bool for_a_moment);
+
+   private:
+    Core& core_;
+  };
+  bool wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices);
 
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
@@ -189,6 +220,7 @@ class Core {
   void go_alone(PlanAtWork::Member& member);
   void dissolve_bucket_under(Operation& operation);
   void dissolve_if_awaited(const Operation& operation);
+  bool will_dissolve() const;
   void look_after_buckets(bool waiting);
   void take_bucket_notice(int peer, const transport::NoticeRef& notice);
   std::unique_ptr<collective::Algorithm> bucket_reduce(const Operation& operation,
@@ -219,6 +251,16 @@ class Core {
   void lose(int peer, transport::Health health);
   void fail_what_needs(int peer);
   void report_stalls();
+
+  // Deadlocks (standstill.cpp).
+  void stand_still(Waiter& waiter);
+  bool is_deadlocked();
+  bool stands_still();
+  std::optional<std::uint64_t> rest_of_process();
+  bool all_went_round() const;
+  void declare();
+  std::string text_of_waits() const;
+  std::string text_of_deadlock();
   void end_world(const transport::Verdict& verdict);
   void refuse_if_unusable() const;
   [[noreturn]] static void refuse_name_in_flight(const std::string& name);
@@ -277,6 +319,18 @@ class Core {
   OperationPtr last_end_;  // announces the end of this rank's last step
   Clock::time_point looked_after_{};
   std::map<int, Clock::time_point> deaths_;  // when each was noticed
+  std::vector<Waiter*> waiters_;
+  std::vector<Wait> absent_;    // between two slices
+  std::uint64_t waits_ = 0;     // so far
+  std::uint64_t activity_ = 0;  // counts whatever changes how things stand: notices, submissions, ends
+  Census census_;
+  transport::Standstill standstill_;  // as declared last
+  std::uint64_t versions_ = 0;        // given so far
+  std::uint64_t rest_ = 0;            // what the version stands for
+  Clock::time_point stood_still_{};   // the last look
+  pid_t own_thread_ = 0;
+  std::uint64_t own_rounds_ = 0;
+  std::uint64_t own_rounds_before_ = 0;
   bool arrived_ = false;
   bool stopping_ = false;
 

@@ -3,6 +3,8 @@
 // A plan must never make a program wait that would not wait without it. So a bucket is dissolved when this rank waits
 // for one of its members before it is full, when a member comes with another description, or when a peer has posted it
 // and it is still not full here after a while. Its members then go one by one, in the ordinary way, on all ranks.
+#include <algorithm>
+
 #include "engine/core.hpp"
 #include "engine/staging.hpp"
 
@@ -97,6 +99,15 @@ void Core::look_after_buckets(bool waiting) {
     if (waiting) planning_.record.waited_for_bucket = true;  // it may be so in every step
     dissolve(bucket, /*tell=*/true);
   }
+}
+
+// A bucket that is dissolved after a while makes things go on by themselves.
+bool Core::will_dissolve() const {
+  if (!in_step_ || !planning_.at_work) return false;
+  const auto& buckets = planning_.at_work->buckets;
+  return std::any_of(buckets.begin(), buckets.end(), [&](const PlanAtWork::Bucket& bucket) {
+    return bucket.state == State::filling && bucket.present > 0 && planning_.seen.contains(bucket.id);
+  });
 }
 
 // True when the rank has the tensor in a bucket that it posted, and will submit it by itself now that the bucket is

@@ -270,11 +270,14 @@ void Work::wait() const {
   for (const auto& operation : others_) Core::check(*operation);
 }
 
-bool Work::wait_for(std::chrono::milliseconds limit) const {
+bool Work::wait_for(std::chrono::milliseconds limit) const { return wait_until(limit, /*in_slices=*/false); }
+bool Work::wait_slice(std::chrono::milliseconds limit) const { return wait_until(limit, /*in_slices=*/true); }
+
+bool Work::wait_until(std::chrono::milliseconds limit, bool in_slices) const {
   const auto deadline = core_->transport().now() + limit;
-  if (first_ && !core_->wait(*first_, deadline)) return false;
+  if (first_ && !core_->wait(*first_, deadline, in_slices)) return false;
   for (const auto& operation : others_) {
-    if (!core_->wait(*operation, deadline)) return false;
+    if (!core_->wait(*operation, deadline, in_slices)) return false;
   }
   return true;
 }

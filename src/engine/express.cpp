@@ -409,6 +409,7 @@ bool Core::take_offer(int peer, std::uint64_t number) {
   if (own == pending_.end()) return false;
   const negotiation::Gathering* gathering = matcher_.find(own->first);
   if (gathering != nullptr && gathering->has(peer)) return false;
+  ++activity_;
   const transport::Notice& copy = own->second->offers.emplace_back(notice_of(offer, number));
   matcher_.arrive(peer, groups_.world(), {.head = &copy.head, .detail = &copy.detail, .offer = &offer});
   return true;

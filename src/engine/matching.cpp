@@ -31,6 +31,7 @@ bool Core::take_notices() {
 
 void Core::take_notice(int peer, const NoticeRef& notice) {
   recorder_.counters().notices_taken(1);
+  ++activity_;
   const auto kind = static_cast<Kind>(notice.head->kind);
   if (kind == Kind::new_group) groups_.note(notice.head->group, {notice.head->inline_data, notice.head->inline_bytes});
   negotiation::MembersPtr members;

@@ -5,6 +5,8 @@
 // sent from one rank to another.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -34,6 +36,14 @@ struct Verdict {
   ErrorCode code = ErrorCode::internal;
   int rank = -1;  ///< the rank to blame, or -1
   std::string text;
+};
+
+/// What a rank says of itself while it waits (src/engine/standstill.cpp explains how it is used).
+struct Standstill {
+  bool waits = false;           ///< without limit, and nothing of the engine's can go on by itself
+  std::uint64_t version = 0;    ///< not 0: nor can anything else in its process; another number after every change
+  std::uint64_t confirmed = 0;  ///< a hash of all ranks' versions, after which nothing had changed here
+  std::string doing = {};       ///< for people; goes with the version
 };
 
 /// Direct access to what lies in the arenas of all ranks.
@@ -144,6 +154,14 @@ class Transport {
   /// Ends the world for everybody, unless that has happened already; wakes everybody.
   virtual void pronounce(const Verdict& verdict) = 0;
   virtual std::optional<Verdict> verdict() const = 0;
+
+  /// A rank says how it stands, and reads how others do. `threads` are those of the engine and those that wait in it.
+  virtual void declare(const Standstill& standstill, std::span<const pid_t> threads) = 0;
+  /// Without `doing`, which may be asked for when the rank cannot change it any more.
+  virtual Standstill standstill(int rank) = 0;
+  virtual std::string doing(int rank) = 0;
+  /// What the rank has declared, if it is a part of this process; at most some of them.
+  virtual std::vector<pid_t> threads_here(int rank) = 0;
 
   /// A word of each rank, zero at first, that all ranks may change: with it survivors agree after a verdict.
   virtual std::uint64_t seat(int rank) = 0;

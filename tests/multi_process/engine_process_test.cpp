@@ -49,6 +49,20 @@ TEST(EngineProcesses, AllRanksGetTheSameBits) {
   }
 }
 
+TEST(EngineProcesses, ADeadlockIsToldToAll) {
+  Processes ranks(2, [](Engine& engine) -> std::string {
+    engine.barrier(engine.rank() == 0 ? "a" : "b");
+    return "no deadlock";
+  });
+  const Outcome first = ranks.wait(0);
+  EXPECT_TRUE(first.exited_with(1));
+  EXPECT_NE(
+      first.said.find("deadlock: rank 0 waits in barrier 'a' for rank 1; rank 1 waits in barrier 'b' for rank 0."),
+      std::string::npos)
+      << first.said;
+  EXPECT_EQ(ranks.wait(1).said, first.said);
+}
+
 TEST(EngineProcesses, EnginesCanBeStoppedAndStartedAgain) {
   Processes ranks(2, [](Engine& first) {
     first.barrier();

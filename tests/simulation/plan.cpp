@@ -95,10 +95,43 @@ void add_deaths(Random& random, Plan& plan) {
   }
 }
 
+void add_delays(Random& random, Plan& plan) {
+  const auto number = 1 + random.below(6);
+  for (std::uint64_t i = 0; i < number; ++i) {
+    constexpr int kDelays[] = {50, 300, 1'000, 2'000};  // not long enough to count as stopped
+    Fault fault;
+    fault.process = some_rank(random, plan);
+    fault.count = some_count(random);
+    fault.stop = std::chrono::milliseconds(kDelays[random.below(4)]);
+    if (random.one_in(3)) {  // while it says how it stands
+      fault.anywhere = false;
+      fault.point = Point::declare;
+      fault.count = 1 + static_cast<unsigned>(random.below(16));
+    }
+    plan.faults.push_back(fault);
+  }
+}
+
+void add_deadlock(Random& random, Plan& plan) {
+  using Way = Phase::Way;
+  if (plan.size < 2) plan.size = 2;
+  for (Phase& phase : plan.phases) {
+    phase.turns.resize(static_cast<std::size_t>(plan.size));
+    phase.durations.resize(static_cast<std::size_t>(plan.size));
+  }
+  Phase phase = some_phase(random, plan.size);
+  phase.kind = Phase::Kind::cross;
+  phase.number = static_cast<int>(plan.phases.size());
+  phase.way = static_cast<Way>(random.below(6));
+  const bool among_some = phase.way == Way::receives || phase.way == Way::groups;
+  phase.ranks = some_ranks(random, plan.size, among_some ? 2 : static_cast<std::size_t>(plan.size));
+  plan.phases.push_back(phase);
+}
+
 }  // namespace
 
 Plan Plan::make(std::uint64_t seed, Trouble trouble) {
-  Random random(seed * 4 + static_cast<std::uint64_t>(trouble));
+  Random random(seed * 8 + static_cast<std::uint64_t>(trouble));
   random.next();
   Plan plan;
   plan.seed = seed;
@@ -113,13 +146,15 @@ Plan Plan::make(std::uint64_t seed, Trouble trouble) {
     plan.phases.back().number = static_cast<int>(i);
   }
   if (trouble == Trouble::misuse) add_misuse(random, plan);
+  if (trouble == Trouble::deadlock || (trouble == Trouble::deaths && random.one_in(8))) add_deadlock(random, plan);
   if (trouble == Trouble::deaths) add_deaths(random, plan);
+  if (trouble == Trouble::delays || (trouble == Trouble::deadlock && random.one_in(2))) add_delays(random, plan);
   return plan;
 }
 
 std::string Plan::text() const {
-  constexpr const char* kNames[] = {"reduce", "batch", "step", "barrier", "broadcast",
-                                    "gather", "group", "pair", "join",    "compute"};
+  constexpr const char* kNames[] = {"reduce", "batch", "step", "barrier", "broadcast", "gather",
+                                    "group",  "pair",  "join", "compute", "cross"};
   std::string text = fmt::format("{} ranks over {}{}, log of {}", size, shared_memory ? "shared memory" : "messages",
                                  crowded ? ", crowded" : "", log_depth);
   for (const Phase& phase : phases) {
@@ -128,6 +163,7 @@ std::string Plan::text() const {
     if (!phase.ranks.empty()) text += fmt::format(", ranks [{}]", fmt::join(phase.ranks, ", "));
     if (phase.kind == Phase::Kind::join) text += fmt::format(", turns [{}]", fmt::join(phase.turns, ", "));
     if (phase.kind == Phase::Kind::compute) text += fmt::format(", ms [{}]", fmt::join(phase.durations, ", "));
+    if (phase.kind == Phase::Kind::cross) text += fmt::format(", way {}", static_cast<int>(phase.way));
     if (phase.deviant >= 0) text += fmt::format(", rank {} deviates", phase.deviant);
     if (phase.skipped_by >= 0) text += fmt::format(", rank {} skips it", phase.skipped_by);
     if (phase.left_by >= 0) text += fmt::format(", rank {} leaves before", phase.left_by);

@@ -13,14 +13,18 @@ namespace lockstep::simulation {
 
 /// Which trouble a schedule may contain.
 enum class Trouble {
-  none,    ///< nothing may fail
-  misuse,  ///< ranks disagree, skip an operation, leave early or abort
-  deaths,  ///< up to three ranks are killed or stopped at any point
+  none,      ///< nothing may fail
+  misuse,    ///< ranks disagree, skip an operation, leave early or abort
+  deaths,    ///< up to three ranks are killed or stopped at any point
+  delays,    ///< ranks are stopped for a while, again and again, and nothing may fail
+  deadlock,  ///< in the end all block in operations that nobody else comes to
 };
 
 /// Something that all ranks do; what exactly each does in it may differ.
 struct Phase {
-  enum class Kind { reduce, batch, step, barrier, broadcast, gather, group, pair, join, compute };
+  enum class Kind { reduce, batch, step, barrier, broadcast, gather, group, pair, join, compute, cross };
+  /// Of a crossing: in what ranks block.
+  enum class Way { receives, groups, names, offers, join, background };
 
   Kind kind = Kind::barrier;
   int number = 0;                   ///< its place in the plan; goes into names and values
@@ -28,9 +32,10 @@ struct Phase {
   bool named = false;               ///< of a single operation
   std::size_t elements = 1;         ///< of each tensor
   int root = 0;                     ///< broadcast; the sender of a pair
-  std::vector<int> ranks = {};      ///< the group, or the pair
+  std::vector<int> ranks = {};      ///< the group, the pair, or those that block in a crossing; the others leave
   std::vector<int> turns = {};      ///< join: how many operations each rank does before
   std::vector<int> durations = {};  ///< compute: milliseconds, by rank
+  Way way = Way::names;             ///< cross
   int deviant = -1;                 ///< this rank passes a tensor of another size
   int skipped_by = -1;              ///< this rank does not do it at all
   int left_by = -1;                 ///< this rank ends its program before it
@@ -46,6 +51,8 @@ struct Plan {
   std::uint64_t log_depth = 64;
   std::vector<Phase> phases;
   std::vector<Fault> faults;
+
+  bool is_healthy() const { return trouble == Trouble::none || trouble == Trouble::delays; }
 
   static Plan make(std::uint64_t seed, Trouble trouble);
 

@@ -67,7 +67,8 @@ void Program::run() {
     for (const Phase& phase : plan_.phases) run_phase(phase);
     outcome_.completed = true;
   } catch (const Stop&) {
-    if (outcome_.ended && plan_.trouble == Trouble::deaths) go_on(core, world_, 0);
+    const bool may_go_on = plan_.trouble == Trouble::deaths || plan_.trouble == Trouble::deadlock;
+    if (outcome_.ended && may_go_on) go_on(core, world_, 0);
   }
   core.stop();
   outcome_.finished = true;
@@ -137,6 +138,8 @@ void Program::run_phase(const Phase& phase) {
       return pair(phase);
     case Phase::Kind::join:
       return join(phase);
+    case Phase::Kind::cross:
+      return cross(phase);
     case Phase::Kind::compute:
       return compute(phase.durations[static_cast<std::size_t>(rank_)]);
   }
@@ -295,6 +298,60 @@ void Program::join(const Phase& phase) {
   });
 }
 
+// What a rank blocks in at a crossing: something that the others have not come to.
+Request Program::crossing(const Phase& phase, Tensor& tensor) {
+  using Way = Phase::Way;
+  const auto place =
+      static_cast<std::size_t>(std::find(phase.ranks.begin(), phase.ranks.end(), rank_) - phase.ranks.begin());
+  const bool first = place == 0;
+  Request request = reduction(tensor, first ? "side 0" : "side 1");
+  switch (phase.way) {
+    case Way::receives:
+      request = reduction(tensor, "");
+      request.kind = Kind::receive;
+      request.root = request.partner = phase.ranks[(place + 1) % phase.ranks.size()];
+      request.receiver = rank_;
+      request.tag = phase.number;
+      break;
+    case Way::groups: {
+      const auto one = core_->make_group(phase.ranks);
+      const auto other = core_->make_group(phase.ranks);
+      request.group = first ? one : other;
+      break;
+    }
+    case Way::names:
+      break;
+    case Way::offers:
+      if (first) request = reduction(tensor, "");
+      break;
+    case Way::join: {
+      const auto group = core_->make_group(phase.ranks);
+      request = {};
+      if (first) request.kind = Kind::join;
+      if (first) request.group = group;
+      break;
+    }
+    case Way::background:
+      request = reduction(tensor, fmt::format("own {}", rank_));
+      break;
+  }
+  return request;
+}
+
+void Program::cross(const Phase& phase) {
+  outcome_.crossed = scheduler_.now();
+  if (!takes_part(phase)) throw Stop{};  // it leaves
+  Tensor& tensor = make_tensor(phase.number, phase.elements);
+  attempt("crossing", false, [&] {
+    Request request = crossing(phase, tensor);
+    if (phase.way != Phase::Way::background) return core_->run_to_end(std::move(request));
+    const auto operation = core_->submit(std::move(request), /*background=*/true);
+    core_->wait(*operation);
+    Core::check(*operation);
+  });
+  expect(false, "a crossing succeeded");
+}
+
 // The program does something else. Meanwhile the engine's own thread gets a turn now and then.
 void Program::compute(int milliseconds) {
   const int pieces = 1 + static_cast<int>(random_.below(4));
@@ -315,6 +372,7 @@ bool Program::attempt(const std::string& what, bool may_disagree, const std::fun
     if (verdict && text == verdict->text) {
       expect(error.code() == verdict->code, what + ": the code is not the verdict's");
       outcome_.ended = error;
+      outcome_.told = scheduler_.now();
       throw Stop{};
     }
     if (error.code() == ErrorCode::mismatch && may_disagree) {
@@ -322,7 +380,7 @@ bool Program::attempt(const std::string& what, bool may_disagree, const std::fun
       return false;
     }
     const bool alone = error.code() == ErrorCode::peer_lost && text.find("stopped its engine") != std::string::npos;
-    if (!alone || plan_.trouble == Trouble::none) {
+    if (!alone || plan_.is_healthy()) {
       outcome_.problems.push_back(fmt::format("rank {}: {} failed: {}", rank_, what, text));
     }
     outcome_.left_alone = true;

@@ -21,7 +21,9 @@ struct Outcome {
   bool completed = false;      ///< all its operations are done, and it only has to leave
   bool finished = false;       ///< it came to its end, with or without errors
   std::optional<Error> ended;  ///< why the world ended, as this process was told
-  bool left_alone = false;     ///< an operation failed because a peer had left
+  std::optional<std::chrono::steady_clock::time_point> crossed;  ///< when it came to the crossing
+  std::optional<std::chrono::steady_clock::time_point> told;     ///< when it was told that the world had ended
+  bool left_alone = false;                                       ///< an operation failed because a peer had left
   std::vector<std::string> problems;
   std::map<std::string, std::string> disagreements;  ///< what it was told, by operation
 };
@@ -54,6 +56,8 @@ class Program {
   void group(const Phase& phase);
   void pair(const Phase& phase);
   void join(const Phase& phase);
+  void cross(const Phase& phase);
+  engine::Request crossing(const Phase& phase, Tensor& tensor);
   void compute(int milliseconds);
 
   // After the end of the world: as often as it takes, a new one among the survivors, tried out with one operation.

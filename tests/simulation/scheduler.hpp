@@ -14,7 +14,22 @@
 namespace lockstep::simulation {
 
 /// Where a process can lose its turn, or its life.
-enum class Point { program, post, ring, next, release, sleep, health, pronounce, message, access, seat, leave, meet };
+enum class Point {
+  program,
+  post,
+  ring,
+  next,
+  release,
+  sleep,
+  health,
+  pronounce,
+  message,
+  access,
+  seat,
+  leave,
+  meet,
+  declare
+};
 
 /// What befalls a process when it comes to `point` for the `count`-th time.
 struct Fault {

@@ -100,6 +100,21 @@ class SimulatedTransport final : public transport::Transport,
 
   std::optional<Verdict> verdict() const override { return world_.verdict(); }
 
+  void declare(const transport::Standstill& standstill, std::span<const pid_t>) override {
+    step(Point::declare);
+    if (gone()) return;
+    mine_.standstill.waits = standstill.waits;
+    step(Point::declare);
+    if (gone()) return;
+    mine_.standstill = standstill;
+  }
+  transport::Standstill standstill(int rank) override {
+    step(Point::declare);
+    return world_.at(rank).standstill;
+  }
+  std::string doing(int rank) override { return world_.at(rank).standstill.doing; }
+  std::vector<pid_t> threads_here(int) override { return {}; }
+
   std::uint64_t seat(int rank) override {
     step(Point::seat);
     return world_.at(rank).seat;

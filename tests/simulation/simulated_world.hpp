@@ -55,6 +55,7 @@ class SimulatedWorld {
     bool left = false;
     std::uint64_t seat = 0;
     bool accessing = false;
+    transport::Standstill standstill;
     std::optional<transport::Verdict> verdict;  // what it said; counts only if it was first
   };
 

@@ -26,9 +26,9 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t kSchedules = 300;
+constexpr std::uint64_t kSchedules = 200;
 #else
-constexpr std::uint64_t kSchedules = 3334;
+constexpr std::uint64_t kSchedules = 2000;
 #endif
 
 void check_same_words(const std::vector<Outcome>& outcomes, std::vector<std::string>& problems) {
@@ -53,7 +53,7 @@ void check_verdict(const Plan& plan, const Scheduler& scheduler, const Simulated
                    const std::vector<Outcome>& outcomes, std::vector<std::string>& problems) {
   const auto& verdict = world.verdict();
   if (!verdict) return;
-  if (plan.trouble == Trouble::none) problems.push_back("a healthy world ended: " + verdict->text);
+  if (plan.is_healthy()) problems.push_back("a healthy world ended: " + verdict->text);
   if (verdict->code != ErrorCode::peer_lost) return;
   bool stopped = false;
   bool delayed = false;
@@ -67,6 +67,26 @@ void check_verdict(const Plan& plan, const Scheduler& scheduler, const Simulated
   for (std::size_t i = 0; i < outcomes.size(); ++i)
     all_completed = all_completed && (outcomes[i].completed || !scheduler.is_dead(static_cast<int>(i)));
   if (all_completed) problems.push_back("the dead had done all that was asked of them: " + verdict->text);
+}
+
+// Everybody that blocks is told, in one second unless it was held up, who waits in what.
+void check_deadlock(const Plan& plan, const SimulatedWorld& world, const std::vector<Outcome>& outcomes,
+                    std::vector<std::string>& problems) {
+  const auto& verdict = world.verdict();
+  if (!verdict || verdict->code != ErrorCode::mismatch || verdict->text.find("deadlock: ") != 0) {
+    problems.push_back("a deadlock was not told: " + (verdict ? verdict->text : "no verdict"));
+    return;
+  }
+  auto last = std::chrono::steady_clock::time_point::min();
+  for (const Outcome& outcome : outcomes) last = std::max(last, outcome.crossed.value_or(last));
+  for (int rank : plan.phases.back().ranks) {
+    const auto& told = outcomes[static_cast<std::size_t>(rank)].told;
+    if (!told) {
+      problems.push_back(fmt::format("rank {} was not told", rank));
+    } else if (plan.faults.empty() && *told - last > std::chrono::seconds(1)) {
+      problems.push_back(fmt::format("rank {} was told late", rank));
+    }
+  }
 }
 
 // What is wrong with the schedule, or nothing.
@@ -95,6 +115,7 @@ std::vector<std::string> run(const Plan& plan) {
   problems.insert(problems.end(), meetings.problems().begin(), meetings.problems().end());
   check_same_words(outcomes, problems);
   check_verdict(plan, scheduler, world, outcomes, problems);
+  if (plan.trouble == Trouble::deadlock) check_deadlock(plan, world, outcomes, problems);
   return problems;
 }
 
@@ -112,8 +133,10 @@ void run_many(Trouble trouble) {
 }
 
 TEST(Simulation, HealthyWorldsFailInNothing) { run_many(Trouble::none); }
+TEST(Simulation, SlowWorldsFailInNothing) { run_many(Trouble::delays); }
 TEST(Simulation, MisuseIsToldToEveryoneAlike) { run_many(Trouble::misuse); }
 TEST(Simulation, DeathsEndInOneVerdict) { run_many(Trouble::deaths); }
+TEST(Simulation, DeadlocksAreToldAtOnce) { run_many(Trouble::deadlock); }
 
 }  // namespace
 }  // namespace lockstep::simulation

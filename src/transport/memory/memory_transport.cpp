@@ -30,6 +30,8 @@ class MemoryWorld {
     std::uint32_t bell = 0;
     Health health = Health::alive;
     std::uint64_t seat = 0;
+    Standstill standstill;
+    std::vector<pid_t> threads;
   };
 
   const int size;
@@ -142,6 +144,24 @@ class MemoryTransport final : public Transport, private Messages {
   std::optional<Verdict> verdict() const override {
     std::lock_guard lock(world_->mutex);
     return world_->verdict;
+  }
+
+  void declare(const Standstill& standstill, std::span<const pid_t> threads) override {
+    std::lock_guard lock(world_->mutex);
+    world_->state(rank_).standstill = standstill;
+    world_->state(rank_).threads.assign(threads.begin(), threads.end());
+  }
+
+  Standstill standstill(int rank) override {
+    std::lock_guard lock(world_->mutex);
+    return world_->state(rank).standstill;
+  }
+
+  std::string doing(int rank) override { return standstill(rank).doing; }
+
+  std::vector<pid_t> threads_here(int rank) override {
+    std::lock_guard lock(world_->mutex);
+    return world_->state(rank).threads;
   }
 
   std::uint64_t seat(int rank) override {

@@ -34,6 +34,17 @@ struct alignas(kLine) VerdictRecord {
   char text[2040];
 };
 
+/// How its owner stands (transport::Standstill). The text is written before the version that it goes with.
+struct alignas(kLine) StandstillRecord {
+  static constexpr std::size_t kThreads = 16;
+
+  std::atomic<std::uint32_t> waits;
+  std::atomic<std::uint64_t> version;
+  std::atomic<std::uint64_t> confirmed;
+  std::atomic<std::int32_t> threads[kThreads];  // 0: none
+  char doing[256];
+};
+
 struct ControlHead {
   alignas(kLine) std::atomic<std::uint32_t> bell;  // anybody adds one; sleepers wait for the change
   std::atomic<std::uint32_t> sleepers;
@@ -42,6 +53,7 @@ struct ControlHead {
   std::atomic<std::uint32_t> reads_all;  // 1: this rank can read every peer's private memory; 2: it cannot
   alignas(kLine) std::atomic<std::uint32_t> first_to_speak;  // in rank 0's block: rank + 1, set once by anybody
   VerdictRecord verdict;
+  StandstillRecord standstill;
   alignas(kLine) std::atomic<std::uint64_t> seat;  // anybody changes it, by compare-and-swap
 };
 

@@ -25,6 +25,13 @@ using shm::StopDetector;
 
 constexpr std::uint64_t kProbeWord = 0x6b63'6f6c'7473'7065ULL;
 
+template <std::size_t Size>
+void copy_text(const std::string& text, char (&to)[Size]) {
+  const std::size_t length = std::min(text.size(), Size - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
 class ShmTransport final : public Transport, private SharedMemory {
  public:
   ShmTransport(std::shared_ptr<heap::Segment> segment, int rank)
@@ -138,9 +145,7 @@ class ShmTransport final : public Transport, private SharedMemory {
     shm::VerdictRecord& record = mine_.head().verdict;
     record.code = static_cast<std::int32_t>(verdict.code);
     record.rank = verdict.rank;
-    const std::size_t length = std::min(verdict.text.size(), sizeof record.text - 1);
-    std::memcpy(record.text, verdict.text.data(), length);
-    record.text[length] = '\0';
+    copy_text(verdict.text, record.text);
     std::uint32_t nobody = 0;
     first_to_speak().compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_ + 1), std::memory_order_seq_cst);
     ring_everybody();
@@ -151,6 +156,34 @@ class ShmTransport final : public Transport, private SharedMemory {
     if (first == 0) return std::nullopt;
     const shm::VerdictRecord& record = block(static_cast<int>(first) - 1).head().verdict;
     return Verdict{.code = static_cast<ErrorCode>(record.code), .rank = record.rank, .text = record.text};
+  }
+
+  void declare(const Standstill& standstill, std::span<const pid_t> threads) override {
+    shm::StandstillRecord& record = mine_.head().standstill;
+    for (std::size_t i = 0; i < record.kThreads; ++i) record.threads[i].store(i < threads.size() ? threads[i] : 0);
+    if (standstill.version != 0 && standstill.version != record.version.load()) {
+      record.version.store(0);
+      copy_text(standstill.doing, record.doing);
+    }
+    record.waits.store(standstill.waits ? 1 : 0);
+    record.version.store(standstill.version);
+    record.confirmed.store(standstill.confirmed);
+  }
+
+  Standstill standstill(int rank) override {
+    const shm::StandstillRecord& record = block(rank).head().standstill;
+    return {.waits = record.waits.load() != 0, .version = record.version.load(), .confirmed = record.confirmed.load()};
+  }
+
+  std::string doing(int rank) override { return block(rank).head().standstill.doing; }
+
+  std::vector<pid_t> threads_here(int rank) override {
+    std::vector<pid_t> threads;
+    if (!is_here(rank)) return threads;
+    for (const auto& thread : block(rank).head().standstill.threads) {
+      if (const pid_t number = thread.load()) threads.push_back(number);
+    }
+    return threads;
   }
 
   std::uint64_t seat(int rank) override { return block(rank).head().seat.load(std::memory_order_seq_cst); }

@@ -91,6 +91,7 @@ def DistributedOptimizer(
             prefix=prefix,
         )
     wrapped._adopt(optimizer, names, passes, reducer)
+    wrapped.process_set = process_set
     if groups is not None:
         wrapped._let_travel_together(groups)
     make_scalers_wait()

@@ -62,7 +62,7 @@ def run(
 
 def _dumps(call: object) -> bytes:
     try:
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         return pickle.dumps(call)
     dumped: bytes = cloudpickle.dumps(call)

@@ -181,6 +181,28 @@ def test_gradients_set_by_hand(two):
     assert two.values(set_by_hand) == [[[-1.5 * STEPS] * 3, True]] * 2
 
 
+def add_parameters():
+    """Of two that come later, one is frozen at first; a rank thaws it a step before the other does."""
+    hvd.init()
+    first, second, third = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0))
+    third.requires_grad_(False)
+    for step in range(STEPS):
+        if step == 2:
+            optimizer.add_param_group({"params": [third, second]})
+        if step == 3 + hvd.rank():
+            third.requires_grad_(True)
+        optimizer.zero_grad()
+        used = [parameter for parameter in (first, second, third) if parameter.requires_grad]
+        sum(parameter.sum() for parameter in used[: 1 if step < 2 else 3]).backward()
+        optimizer.step()
+    return [parameter.tolist()[0] for parameter in (first, second, third)]
+
+
+def test_parameters_that_come_later(two):
+    assert two.values(add_parameters) == [[-6.0, -4.0, -2.5]] * 2
+
+
 def zero_in_place():
     hvd.init()
     model = make_model()

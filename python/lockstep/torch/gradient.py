@@ -54,8 +54,8 @@ class Gradient:
         """The hook that autograd calls when it has added to the gradient."""
         reducer = self._reducer
         if reducer.direct and self._started != reducer.round:
-            gradient = parameter.grad
-            if gradient.dtype is self._viewed and gradient.is_contiguous():  # type: ignore[union-attr]
+            gradient: Any = parameter.grad
+            if gradient.dtype is self._viewed and gradient.is_contiguous():
                 self._view.data = gradient.data_ptr()  # type: ignore[union-attr]
                 status = all_reduce_in_step(steps.engine or steps.begin(), self._view_reference, reducer.options)
                 if status:

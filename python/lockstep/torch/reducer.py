@@ -91,6 +91,7 @@ class Reducer:
             if parameter not in self._gradients:
                 self._gradients[parameter] = Gradient(parameter, name, self._prefix + name, self)
                 self._frozen.append(self._gradients[parameter])
+        self._note_hooks()
 
     def watch(self) -> list[Any]:
         """Puts a hook on every parameter that can have gradients and has none yet: frozen ones may thaw later.
@@ -101,10 +102,13 @@ class Reducer:
         if not thawed:
             return []
         self._frozen = [gradient for gradient in self._frozen if not gradient.parameter.requires_grad]
+        self._note_hooks()
+        return [_hook(gradient) for gradient in thawed]
+
+    def _note_hooks(self) -> None:
         frozen = {id(gradient) for gradient in self._frozen}
         hooked = [id(gradient) not in frozen for gradient in self._gradients.values()]
         self._all_present = presence_of(hooked, [False] * len(hooked))
-        return [gradient.parameter.register_post_accumulate_grad_hook(gradient.on_backward) for gradient in thawed]
 
     def let_travel_together(self, groups: Iterable[Sequence[torch.Tensor]]) -> None:
         for parameters in groups:
@@ -213,3 +217,7 @@ class Reducer:
             raise failure
         for gradient in self.unfinished:
             gradient.finish()
+
+
+def _hook(gradient: Gradient) -> Any:
+    return gradient.parameter.register_post_accumulate_grad_hook(gradient.on_backward)  # type: ignore[no-untyped-call]

@@ -166,6 +166,14 @@ class LOCKSTEP_API Engine {
   void begin_step();
   std::uint64_t end_step();
 
+  /// For adapters, whose users submit operations of their own at any time: as begin_step, but only what
+  /// `all_reduce_in_step` submits belongs to the step. All else is as it would be outside, and end_step does not wait
+  /// for it.
+  void begin_exclusive_step();
+
+  /// An all-reduce in place that has no handle: end_step waits for it and throws its error. `tensor` must have a name.
+  void all_reduce_in_step(const TensorView& tensor, const ReduceOptions& options = {});
+
   /// Ends the world for everybody: each rank's pending and later operations throw Error(aborted) with this reason.
   void abort(const std::string& reason);
 

@@ -203,6 +203,11 @@ LS_API void ls_work_free(ls_work* work);
    after a join; then it waits for what it has submitted. *steps: how many are complete. */
 LS_API int ls_begin_step(ls_engine* engine);
 LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
+/* As ls_begin_step, but only what ls_all_reduce_in_step submits belongs to the step: for adapters whose users submit
+   operations of their own at any time. */
+LS_API int ls_begin_exclusive_step(ls_engine* engine);
+/* In place and without a handle: ls_end_step waits for it and says whether it failed. */
+LS_API int ls_all_reduce_in_step(ls_engine* engine, const ls_tensor* tensor, const ls_reduce_options* options);
 LS_API int ls_abort(ls_engine* engine, const char* reason);
 
 /* After a failure, called by every survivor: who is left, the same answer on all. LS_PEER_LOST on a rank that the

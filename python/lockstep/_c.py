@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from enum import IntEnum
 
 from lockstep import __version__, _library
@@ -127,7 +127,12 @@ _FUNCTIONS = {
     "ls_work_wait_slice": (c_int, [c_void_p, c_int64]),
     "ls_work_result": (c_int, [c_void_p, c_size_t, POINTER(Result)]),
     "ls_work_free": (None, [c_void_p]),
+    "ls_begin_exclusive_step": (c_int, [c_void_p]),
+    "ls_all_reduce_in_step": (c_int, [c_void_p, _TENSOR, _OPTIONS]),
+    "ls_end_step": (c_int, [c_void_p, POINTER(c_uint64)]),
     "ls_abort": (c_int, [c_void_p, c_char_p]),
+    "ls_timeline_start": (c_int, [c_void_p, c_char_p, c_int]),
+    "ls_timeline_stop": (c_int, [c_void_p]),
 }
 
 

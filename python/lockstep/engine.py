@@ -16,7 +16,18 @@ from lockstep._c import DType, ReduceOp, ReduceOptions, Tensor, make_tensor
 from lockstep.errors import InternalError, NotInitializedError
 from lockstep.work import Result, Work, check, has_ended
 
-__all__ = ["DType", "Engine", "Group", "ReduceOp", "ReduceOptions", "Result", "Tensor", "Work", "make_tensor"]
+__all__ = [
+    "DType",
+    "Engine",
+    "Group",
+    "ReduceOp",
+    "ReduceOptions",
+    "Result",
+    "Tensor",
+    "Work",
+    "all_reduce_in_step",
+    "make_tensor",
+]
 
 _PLAIN_OPTIONS = {op: _c.reduce_options(op) for op in ReduceOp}
 
@@ -178,6 +189,33 @@ class Engine:
         check(_c.library.ls_group_make(engine, (c_int32 * len(ranks))(*ranks), len(ranks), byref(group)))
         return Group(self, group)
 
+    def begin_step(self) -> c_void_p:
+        """Opens a step: what `all_reduce_in_step` submits from now on may travel together, by a plan that is learned.
+
+        Returns what that function takes as its first argument. Operations made in any other way do not belong to it.
+        """
+        engine, _ = self._prepare()
+        check(_c.library.ls_begin_exclusive_step(engine))
+        return engine
+
+    def end_step(self) -> None:
+        """Waits for all of the step and raises the error of one that failed.
+
+        What this rank has not submitted goes on without it on the others.
+        """
+        engine, _ = self._prepare()
+        check(_c.library.ls_end_step(engine, None))
+
+    def start_timeline(self, path: str, mark_steps: bool = False) -> None:
+        """Writes what this rank does to a file, from now on: "trace.json" becomes "trace.RANK.json"."""
+        engine, _ = self._prepare()
+        check(_c.library.ls_timeline_start(engine, path.encode(), mark_steps))
+
+    def stop_timeline(self) -> None:
+        """Completes the file."""
+        engine, _ = self._prepare()
+        check(_c.library.ls_timeline_stop(engine))
+
     def abort(self, reason: str) -> None:
         """Ends the world for everybody: pending and later operations of every rank raise AbortedError."""
         engine, _ = self._prepare()
@@ -204,6 +242,10 @@ class Engine:
         """Takes over an operation that is still under way from a Work that goes."""
         self._abandoned.append((handle, memory))
 
+    def keep(self, memory: object) -> None:
+        """Holds on to memory that operations under way still write to."""
+        self._stranded.append(memory)
+
     def _free_abandoned(self) -> None:
         abandoned, self._abandoned = self._abandoned, []
         for handle, memory in abandoned:
@@ -211,6 +253,11 @@ class Engine:
                 _c.library.ls_work_free(handle)
             else:
                 self._abandoned.append((handle, memory))
+
+
+# (engine, reference to a tensor, reference to the options) -> status. In place, and without a handle: `end_step` waits.
+# The bare function, because it is called for every gradient.
+all_reduce_in_step = _c.library.ls_all_reduce_in_step
 
 
 def _handle_of(group: Group | None) -> c_void_p | None:

@@ -72,18 +72,23 @@ Struct take(const Struct* given, const Struct& defaults, const char* what) {
   return taken;
 }
 
-lockstep::TensorView view_of(const ls_tensor* given) {
+void describe(const ls_tensor* given, lockstep::TensorView& view) {
   const ls_tensor tensor = take(given, ls_tensor{}, "tensor");
   if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr))
     throw Error(ErrorCode::invalid_argument, "tensor without a shape");
-  lockstep::TensorView view;
   view.data = tensor.data;
   view.dtype = static_cast<lockstep::DType>(tensor.dtype);
   lockstep::size_of(view.dtype);  // refuses an unknown number
   if (tensor.device != 0) throw Error(ErrorCode::invalid_argument, "tensor is not on the CPU");
   view.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  view.strides.clear();
   if (tensor.strides != nullptr) view.strides.assign(tensor.strides, tensor.strides + tensor.ndim);
-  if (tensor.name != nullptr) view.name = tensor.name;
+  view.name = tensor.name != nullptr ? tensor.name : "";
+}
+
+lockstep::TensorView view_of(const ls_tensor* given) {
+  lockstep::TensorView view;
+  describe(given, view);
   return view;
 }
 
@@ -423,6 +428,19 @@ void ls_work_free(ls_work* work) { delete work; }
 
 int ls_begin_step(ls_engine* engine) {
   return guarded([&] { required(engine, "engine").engine.begin_step(); });
+}
+
+int ls_begin_exclusive_step(ls_engine* engine) {
+  return guarded([&] { required(engine, "engine").engine.begin_exclusive_step(); });
+}
+
+int ls_all_reduce_in_step(ls_engine* engine, const ls_tensor* tensor, const ls_reduce_options* options) {
+  return guarded([&] {
+    // Called for every gradient of every step: the view keeps its memory for the next one.
+    thread_local lockstep::TensorView view;
+    describe(tensor, view);
+    required(engine, "engine").engine.all_reduce_in_step(view, reduce_options_of(options));
+  });
 }
 
 int ls_end_step(ls_engine* engine, uint64_t* steps) {

@@ -69,6 +69,14 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
       EXPECT_EQ(steps, 1U);
       EXPECT_EQ(values[99], 1.5F);
 
+      EXPECT_EQ(ls_all_reduce_in_step(engine, &tensor, nullptr), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_begin_exclusive_step(engine), LS_OK);
+      EXPECT_EQ(ls_all_reduce_in_step(engine, &tensor, nullptr), LS_OK) << ls_last_error();
+      const ls_tensor nameless = tensor_of(values, shape, nullptr);
+      EXPECT_EQ(ls_all_reduce_in_step(engine, &nameless, nullptr), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_end_step(engine, nullptr), LS_OK);
+      EXPECT_EQ(values[99], 3.0F);
+
       values[0] = static_cast<float>(10 + rank);
       EXPECT_EQ(ls_broadcast(engine, &tensor, 1, nullptr, nullptr), LS_OK);
       EXPECT_EQ(values[0], 11.0F);

@@ -64,7 +64,8 @@ PlanAtWork::~PlanAtWork() {
 // nullptr: it goes in the ordinary way.
 Core::OperationPtr Core::submit_planned(const Reduce& wanted) {
   PlanAtWork* work = planning_.at_work.get();
-  if (!in_step_ || work == nullptr || wanted.input->name.empty() || !is_world(wanted.group)) return nullptr;
+  if (!belongs_to_step(wanted.of_step) || work == nullptr || wanted.input->name.empty() || !is_world(wanted.group))
+    return nullptr;
   const auto found = work->plan->find(name_key_in_world(wanted.input->name), wanted.input->name);
   if (!found) return nullptr;
   const Entry& entry = work->plan->entries()[*found];

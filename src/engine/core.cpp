@@ -81,6 +81,11 @@ Core::OperationPtr Core::submit(Request request, bool background) {
 Core::OperationPtr Core::submit_all_reduce(const Reduce& wanted) {
   std::lock_guard lock(mutex_);
   refuse_if_unusable();
+  if (wanted.of_step && !in_step_) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("'{}' was submitted as a part of a step outside of any. Call begin_step first.",
+                            wanted.input->name));
+  }
   if (OperationPtr planned = submit_planned(wanted)) return planned;
   Request request;
   request.kind = Kind::all_reduce;
@@ -93,6 +98,7 @@ Core::OperationPtr Core::submit_all_reduce(const Reduce& wanted) {
   request.group = wanted.group;
   const OperationPtr operation = prepare(std::move(request), /*background=*/true);
   operation->plannable = true;
+  operation->of_step = wanted.of_step;
   announce(operation);
   return operation;
 }
@@ -153,7 +159,7 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
 
 void Core::announce(const OperationPtr& operation) {
   dissolve_bucket_under(*operation);
-  if (in_step_ && !operation->request.input.name.empty()) operation->step = step_;
+  if (belongs_to_step(operation->of_step) && !operation->request.input.name.empty()) operation->step = step_;
   if (operation->step != fusion::kNoStep && operation->request.group->id == negotiation::kWorld) ++named_in_step_;
   operation->submitted = transport_->now();
   if (operation->request.kind == Kind::join) {
@@ -168,7 +174,7 @@ void Core::enter(const OperationPtr& operation) {
   assign_identity(*operation);
   pending_.emplace(operation->notice.head.id, operation);
   if (!operation->request.input.name.empty()) names_in_flight_.insert(operation->key);
-  if (in_step_ || operation->step != fusion::kNoStep) step_operations_.push_back(operation);
+  if (belongs_to_step(operation->of_step) || operation->step != fusion::kNoStep) step_operations_.push_back(operation);
   if (operation->trace.kind == nullptr) {  // otherwise it was submitted as a part of a bucket
     learn_from(operation);
     record_submission(*operation);

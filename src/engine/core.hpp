@@ -93,7 +93,8 @@ class Core {
   /// Makes a group of ranks that this rank belongs to. Does not wait for the other members.
   negotiation::MembersPtr make_group(std::vector<int> ranks);
 
-  void begin_step();
+  /// exclusive: only operations that are submitted as `of_step` belong to it.
+  void begin_step(bool exclusive = false);
   std::uint64_t end_step();
 
   void abort(const std::string& reason);
@@ -196,6 +197,7 @@ class Core {
   void note_end(int rank, const transport::NoticeHead& head);
   void note_company(const Operation& operation, const negotiation::Gathering& gathering);
   void refuse_strangers();
+  bool belongs_to_step(bool of_step) const;
   void begin_those_of_step(fusion::Step step);
   bool is_late(const transport::NoticeHead& notice);
   bool goes_without(const Operation& operation, int rank) const;
@@ -305,6 +307,7 @@ class Core {
   std::optional<Error> ended_;  // why nothing can be submitted any more
   std::vector<OperationPtr> step_operations_;
   bool in_step_ = false;
+  bool exclusive_ = false;                  // the step has only what was submitted as a part of it
   fusion::Step step_ = fusion::kNoStep;     // the last one begun
   std::uint64_t begun_since_join_ = 0;      // steps, since the world's last join
   std::uint64_t steps_ = 0;                 // completed

@@ -72,7 +72,8 @@ void Core::go_alone(PlanAtWork::Member& member) {
 // An operation under a planned name goes in the ordinary way, so its bucket cannot become full.
 void Core::dissolve_bucket_under(Operation& operation) {
   PlanAtWork* work = planning_.at_work.get();
-  if (!in_step_ || work == nullptr || operation.request.input.name.empty() || !is_world(operation.request.group))
+  if (!belongs_to_step(operation.of_step) || work == nullptr || operation.request.input.name.empty() ||
+      !is_world(operation.request.group))
     return;
   const auto entry = work->plan->find(operation.key, operation.request.input.name);
   if (!entry || work->members[*entry].used == step_) return;

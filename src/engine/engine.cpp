@@ -131,6 +131,21 @@ Work Engine::all_reduce_async(const TensorView& input, const TensorView& output,
           core_};
 }
 
+void Engine::all_reduce_in_step(const TensorView& tensor, const ReduceOptions& options) {
+  if (!is_simple(options) || tensor.name.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "an all-reduce without a handle must have a name, and no leaves, epilogue or result type.");
+  }
+  core_->submit_all_reduce({.input = &tensor,
+                            .output = &tensor,
+                            .op = options.op,
+                            .prescale = options.prescale,
+                            .postscale = options.postscale,
+                            .by_contributors = options.average_over_contributors,
+                            .group = options.group.members(),
+                            .of_step = true});
+}
+
 void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   all_reduce_async(tensors, options).wait();
 }
@@ -226,6 +241,7 @@ Work Engine::join_async(const Group& group) { return run_async(core_, request_fo
 Group Engine::make_group(const std::vector<int>& ranks) { return Group(core_->make_group(ranks)); }
 
 void Engine::begin_step() { core_->begin_step(); }
+void Engine::begin_exclusive_step() { core_->begin_step(/*exclusive=*/true); }
 std::uint64_t Engine::end_step() { return core_->end_step(); }
 void Engine::abort(const std::string& reason) { core_->abort(reason); }
 

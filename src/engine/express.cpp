@@ -344,7 +344,7 @@ Core::OperationPtr Core::adopt(const ExpressCall& call, std::uint64_t number) {
   operation->notice = notice_of(mine, number);
   operation->order = number;
   operation->submitted = transport_->now();
-  if (in_step_) step_operations_.push_back(operation);
+  if (belongs_to_step(/*of_step=*/false)) step_operations_.push_back(operation);
   pending_.emplace(operation->notice.head.id, operation);
   const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .offer = &mine};
   matcher_.arrive(transport_->rank(), groups_.world(), own);

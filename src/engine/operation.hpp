@@ -56,6 +56,7 @@ struct Reduce {
   double postscale = 1.0;
   bool by_contributors = false;
   negotiation::MembersPtr group = {};  ///< nullptr: the world
+  bool of_step = false;                ///< belongs to the step also where that is exclusive
 };
 
 /// Owned by the engine's Core, which also guards every field except `state`.
@@ -70,6 +71,7 @@ class Operation {
   // What a planned operation touches comes first, on few cache lines.
   std::atomic<State> state{State::pending};
   bool plannable = false;   ///< submitted by itself and not waited for, so that a bucket could hold it
+  bool of_step = false;     ///< submitted as a part of the step
   bool background = false;  ///< nobody may be waiting: the engine's thread sees to it
   bool stall_reported = false;
   int entry = -1;                       ///< of the plan, under whose name it is

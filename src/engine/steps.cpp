@@ -16,7 +16,7 @@ namespace lockstep::engine {
 using collective::Kind;
 using fusion::Step;
 
-void Core::begin_step() {
+void Core::begin_step(bool exclusive) {
   std::lock_guard lock(mutex_);
   refuse_if_unusable();
   if (in_step_) throw Error(ErrorCode::invalid_argument, "begin_step was called twice without end_step between");
@@ -24,12 +24,15 @@ void Core::begin_step() {
     throw Error(ErrorCode::invalid_argument, "begin_step was called after join. Wait for join to return first.");
   }
   in_step_ = true;
+  exclusive_ = exclusive;
   step_ = fusion::step_number(series_[negotiation::kWorld].joins, ++begun_since_join_);
   named_in_step_ = 0;
   std::fill(met_in_step_.begin(), met_in_step_.end(), false);
   begin_planned_step();
   recorder_.step_began(steps_ + 1);
 }
+
+bool Core::belongs_to_step(bool of_step) const { return in_step_ && (of_step || !exclusive_); }
 
 std::uint64_t Core::end_step() {
   std::unique_lock lock(mutex_);

@@ -77,6 +77,35 @@ TEST_P(Steps, ANameUsedTwiceInAStepMeetsItsOwnUse) {
   });
 }
 
+// Some ranks are inside their step when they submit an operation of the user's, some have not begun it.
+TEST_P(Steps, AnExclusiveStepHasOnlyWhatWasSubmittedAsAPartOfIt) {
+  run_world(over(), size(), [&](Core& core) {
+    const int rank = core.options().rank;
+    for (int step = 0; step < 6; ++step) {
+      const bool early = (rank + step) % 2 == 0;
+      std::vector<float> gradient(100, static_cast<float>(rank + 1));
+      float loss = 1;
+      float later = 1;
+      const TensorView tensor = view(gradient.data(), gradient.size(), "gradient");
+      if (early) core.begin_step(/*exclusive=*/true);
+      if (early) core.submit_all_reduce({.input = &tensor, .output = &tensor, .of_step = true});
+      const auto pending = core.submit(all_reduce(&later, 1, "later"), true);
+      const auto operation = core.submit(all_reduce(&loss, 1, "loss"), false);
+      core.wait(*operation);
+      EXPECT_EQ(loss, static_cast<float>(size()));
+      if (!early) core.begin_step(/*exclusive=*/true);
+      if (!early) core.submit_all_reduce({.input = &tensor, .output = &tensor, .of_step = true});
+      core.end_step();
+      EXPECT_EQ(gradient.back(), sum_from(0, size()));
+      core.wait(*pending);
+      EXPECT_EQ(later, static_cast<float>(size()));
+    }
+    float value = 1;
+    const TensorView stray = view(&value, 1, "stray");
+    EXPECT_NE(failure_of([&] { core.submit_all_reduce({.input = &stray, .output = &stray, .of_step = true}); }), "");
+  });
+}
+
 TEST_P(Steps, RandomSetsOfTensors) {
   run_world(over(), size(), [&](Core& core) {
     constexpr std::size_t kTensors = 12;

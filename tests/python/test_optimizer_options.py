@@ -178,6 +178,48 @@ def test_uneven_data(two):
     assert two.values(train_uneven_data) == [[-1.5, 0]] * 2
 
 
+def train_uneven_data_in_a_context(sets):
+    """As many batches as the rank's number; momentum and batch statistics have to be those of the last rank."""
+    hvd.init()
+    group = hvd.add_process_set([1, 2]) if sets else hvd.global_process_set
+    torch.manual_seed(hvd.rank())
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), process_set=group)
+    if group.included():
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1, process_set=group)
+    for epoch in range(2):
+        with hvd.join_uneven(optimizer, model):
+            for batch in range(1 + hvd.rank() if epoch == 0 else 3 - hvd.rank()):
+                optimizer.zero_grad()
+                generator = torch.Generator().manual_seed(10 * epoch + batch)
+                model(torch.randn(4, 2, generator=generator)).square().sum().backward()
+                optimizer.step()
+    momentum = [state["momentum_buffer"].flatten().tolist() for state in optimizer.state_dict()["state"].values()]
+    return weights(model), momentum, model[1].num_batches_tracked.item()
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_uneven_data_in_a_context(three, sets):
+    first, second, third = three.values(train_uneven_data_in_a_context, sets)
+    assert second == third
+    assert (first == second) != sets, "outside of the process set a rank trains by itself"
+    assert third[2] == (5 if sets else 6), "every batch of the rank with the most has counted"
+
+
+def fail_in_a_context():
+    hvd.init()
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(KeyError), hvd.join_uneven(optimizer):
+        raise KeyError("batch")
+    return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+
+
+def test_an_exception_leaves_the_context_without_joining(two):
+    assert two.values(fail_in_a_context) == [2.0] * 2
+
+
 def misuse():
     hvd.init()
     model = make_model()

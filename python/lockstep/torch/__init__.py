@@ -45,7 +45,7 @@ from lockstep.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from lockstep.torch.basics import init
+from lockstep.torch.basics import init, start_timeline, stop_timeline
 from lockstep.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.exchange import alltoall, alltoall_async
@@ -79,6 +79,7 @@ from lockstep.torch.scattering import (
 )
 from lockstep.torch.sparse import sparse_allreduce_async
 from lockstep.torch.sync_batch_norm import SyncBatchNorm
+from lockstep.torch.uneven import join_uneven
 from lockstep.world import (
     cross_rank,
     cross_size,
@@ -149,6 +150,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "join_uneven",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -164,5 +166,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -26,7 +26,7 @@ class DistributedAdasum(torch.optim.Optimizer):
         # A learning rate scheduler puts its own `step` on the instance; ours must not be hidden by it.
         self.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
         self._compression = compression
-        self._process_set = process_set
+        self.process_set = process_set
         self._alone = not process_set.included() or process_set.size() == 1
         self._name = f"{prefix}adasum"
 
@@ -49,7 +49,7 @@ class DistributedAdasum(torch.optim.Optimizer):
         with torch.no_grad():
             changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
             joined = grouped_allreduce(
-                changes, name=self._name, compression=self._compression, op=Adasum, process_set=self._process_set
+                changes, name=self._name, compression=self._compression, op=Adasum, process_set=self.process_set
             )
             for parameter, start, change in zip(parameters, before, joined, strict=True):
                 parameter.copy_(start + change)

@@ -9,6 +9,19 @@ from lockstep.errors import InvalidArgumentError
 from lockstep.process_sets import ProcessSet, add_at_start
 
 
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes what this rank does to a file that Chrome and Perfetto show: "trace.json" becomes "trace.RANK.json".
+
+    mark_cycles: also mark the steps. See docs/timeline.md.
+    """
+    world.engine().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Completes the file that `start_timeline` began."""
+    world.engine().stop_timeline()
+
+
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:

@@ -1,9 +1,6 @@
 """The optimizer that averages gradients over all ranks before it steps.
 
-A hook on every parameter starts the all-reduce of its gradient, in place, as soon as backward has produced it; `step`
-waits for all of them. A parameter takes part in a step exactly when some rank has a gradient for it: the ranks tell
-each other by one small all-reduce per step, and a rank that has none adds nothing to the sum. So the ranks agree
-whatever each of them used, and a parameter that nobody used keeps `grad is None`, as in a single process.
+What users see is here; how gradients travel is in reducer.py, gradient.py and steps.py.
 """
 
 from __future__ import annotations
@@ -19,12 +16,12 @@ import torch
 
 from lockstep import world
 from lockstep.engine import ReduceOp, reduce_options
-from lockstep.errors import InvalidArgumentError
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.adasum import DistributedAdasum
+from lockstep.torch.amp import make_scalers_wait
 from lockstep.torch.compression import Compression, Compressor
-from lockstep.torch.gradient import Gradient, Reduction
-from lockstep.torch.reduction import Adasum, Average, Sum, allreduce_
+from lockstep.torch.reducer import Reducer
+from lockstep.torch.reduction import Adasum, Average, Sum
 
 Closure = Callable[[], Any]
 
@@ -68,18 +65,6 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups= is deprecated: write groups= instead.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    reduction = Reduction(
-        options=reduce_options(
-            op,
-            1.0 / gradient_predivide_factor,
-            gradient_predivide_factor,
-            process_set.group() if process_set.included() else None,
-        ),
-        compression=compression or Compression.none,
-        backward_passes=_check_passes(backward_passes_per_step),
-        process_set=process_set,
-        sparse_as_dense=sparse_as_dense,
-    )
     kind = type(optimizer)
     if op == Adasum:
         adasum_kind: Any = type(kind.__name__, (DistributedAdasum, kind), {"__module__": __name__})
@@ -91,7 +76,25 @@ def DistributedOptimizer(
     # The subclass keeps the name, so that logs and checkpoints still say "SGD".
     wrapped_kind: Any = type(kind.__name__, (_Distributed, kind), {"__module__": __name__})
     wrapped: Any = wrapped_kind.__new__(wrapped_kind)
-    wrapped._adopt(optimizer, named_parameters, reduction, groups)
+    names, passes = _check_names(optimizer, named_parameters), _check_passes(backward_passes_per_step)
+    prefix = _next_prefix()  # counted also where the rank is not in the set
+    reducer = None
+    if process_set.included() and process_set.size() != 1:
+        scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+        reducer = Reducer(
+            reduce_options=reduce_options(op, *scales, process_set.group()),
+            compression=compression or Compression.none,
+            backward_passes=passes,
+            process_set=process_set,
+            sparse_as_dense=sparse_as_dense,
+            grouped=groups is not None,
+            prefix=prefix,
+        )
+    wrapped._adopt(optimizer, names, passes, reducer)
+    wrapped.process_set = process_set
+    if groups is not None:
+        wrapped._let_travel_together(groups)
+    make_scalers_wait()
     distributed: torch.optim.Optimizer = wrapped
     return distributed
 
@@ -100,50 +103,40 @@ class _Distributed(torch.optim.Optimizer):
     """Mixed in before the user's optimizer class. Never constructed by __init__: see `_adopt`."""
 
     def _adopt(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-        reduction: Reduction,
-        groups: int | Sequence[Sequence[torch.Tensor]] | None,
+        self, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], passes: int, reducer: Reducer | None
     ) -> None:
+        """reducer: None where this rank trains alone."""
         # A learning rate scheduler puts its own `step` on the instance; ours must not be hidden by it.
         shared = {key: value for key, value in vars(optimizer).items() if key != "step"}
         self.__dict__.update(shared)
-        self._reduction = reduction
-        self._alone = not reduction.process_set.included() or reduction.process_set.size() == 1
-        self._prefix = _next_prefix()
-        self._names = _check_names(optimizer, named_parameters)
-        self._gradients: dict[torch.Tensor, Gradient] = {}
-        self._hooked: set[torch.Tensor] = set()
+        self._reducer = reducer
+        self._passes = passes
+        self._names = names
         self._synchronized = False
         self._step_synchronizes = True
-        self._watch_parameters()
-        self._let_travel_together(groups)
+        self._unscaled = False
+        self._add_parameters()
 
     # What users call.
 
     @property
     def backward_passes_per_step(self) -> int:
-        return self._reduction.backward_passes
+        return self._passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        self._reduction.backward_passes = _check_passes(passes)
+        self._passes = _check_passes(passes)
+        if self._reducer is not None:
+            self._reducer.backward_passes = passes
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._watch_parameters()
+        self._add_parameters()
 
     def synchronize(self) -> None:
         """Waits until every gradient is the reduced one. `step` does it; call it to clip gradients before `step`."""
-        if not self._alone:
+        if self._reducer is not None:
             self._watch_parameters()
-            gradients = list(self._gradients.values())
-            for gradient, (dense, sparse) in zip(gradients, self._used_somewhere(gradients), strict=True):
-                if (dense or sparse) and not gradient.in_flight:
-                    gradient.start(sparse)
-            for gradient in gradients:
-                if gradient.in_flight:
-                    gradient.finish()
+            self._reducer.synchronize()
         self._synchronized = True
 
     @contextmanager
@@ -160,77 +153,58 @@ class _Distributed(torch.optim.Optimizer):
         if closure is not None:
             return super().step(self._reducing(closure))
         if self._step_synchronizes:
-            if self._synchronized and not any(gradient.fresh for gradient in self._gradients.values()):
+            if self._is_reduced() and not self._unscaled:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are not reduced again. Write "
                     "`with optimizer.skip_synchronize(): optimizer.step()` to say that this is meant.",
                     stacklevel=2,
                 )
-            else:
+            elif not self._is_reduced():
                 self.synchronize()
-        self._synchronized = False
+        self._synchronized = self._unscaled = False
         return super().step()
 
     # The wrapped class runs the user's step hooks, after the reduction; PyTorch must not add them to this method too.
     step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        # Gradients that nobody will step with (those of a GAN's discriminator while the generator trains, for example)
-        # are let through, so that the ranks stay together.
-        if any(gradient.in_flight for gradient in self._gradients.values()):
-            self.synchronize()
-        for gradient in self._gradients.values():
-            gradient.forget()
-        self._synchronized = False
+        if self._reducer is not None:
+            self._reducer.discard()
+        self._synchronized = self._unscaled = False
         super().zero_grad(set_to_none)
+
+    def synchronize_to_unscale(self) -> None:
+        """For a GradScaler, which divides gradients and looks for infinities: in those of all ranks, or they part."""
+        if self._step_synchronizes and not self._is_reduced():
+            self.synchronize()
+        self._unscaled = True
 
     # How it works.
 
-    def _watch_parameters(self) -> None:
-        """Puts a hook on every parameter that can have gradients and has none yet: frozen ones may thaw later."""
-        if self._alone:
+    def _is_reduced(self) -> bool:
+        return self._synchronized and not (self._reducer is not None and self._reducer.fresh)
+
+    def _add_parameters(self) -> None:
+        if self._reducer is None:
             return
-        for group_index, group in enumerate(self.param_groups):
-            for index, parameter in enumerate(group["params"]):
-                if parameter in self._hooked:
-                    continue
-                gradient = self._gradients.get(parameter)
-                if gradient is None:
-                    name = self._names.get(parameter, f"group{group_index}.parameter{index}")
-                    gradient = Gradient(parameter, name, self._prefix + name, self._reduction)
-                    self._gradients[parameter] = gradient
-                if parameter.requires_grad:
-                    self._hooked.add(parameter)
-                    hook = parameter.register_post_accumulate_grad_hook(gradient.on_backward)
-                    # The model may outlive its optimizer; then nobody waits for what the hook would start.
-                    weakref.finalize(self, hook.remove).atexit = False  # type: ignore[misc, unused-ignore]
-
-    def _let_travel_together(self, groups: int | Sequence[Sequence[torch.Tensor]] | None) -> None:
-        if groups is None:
-            return
-        for parameters in _check_groups(groups, [p for group in self.param_groups for p in group["params"]]):
-            companions = [self._gradients[parameter] for parameter in parameters if parameter in self._gradients]
-            for gradient in companions:
-                gradient.companions = companions
-
-    def _used_somewhere(self, gradients: list[Gradient]) -> list[tuple[bool, bool]]:
-        """For each parameter, whether any rank has a dense gradient, and whether any has a sparse one.
-
-        Also where ranks with different models are told so.
-        """
-        dense = [gradient.parameter.grad is not None and not gradient.travels_sparse for gradient in gradients]
-        here = torch.tensor([dense, [gradient.travels_sparse for gradient in gradients]], dtype=torch.float32)
-        name = f"{self._prefix}gradients_present"
-        counts = allreduce_(here, name=name, op=Sum, process_set=self._reduction.process_set)
-        used = [(is_dense > 0, is_sparse > 0) for is_dense, is_sparse in zip(*counts.tolist(), strict=True)]
-        mixed = [gradient.name for gradient, kinds in zip(gradients, used, strict=True) if all(kinds)]
-        if mixed:
-            raise InvalidArgumentError(
-                f"Lockstep: the gradient of {mixed[0]} is sparse on some ranks and dense on others. Pass "
-                f"sparse_as_dense=True to DistributedOptimizer."
+        for index, group in enumerate(self.param_groups):
+            self._reducer.add(
+                (parameter, self._names.get(parameter, f"group{index}.parameter{place}"))
+                for place, parameter in enumerate(group["params"])
             )
-        return used
+        self._watch_parameters()
+
+    def _watch_parameters(self) -> None:
+        assert self._reducer is not None
+        for hook in self._reducer.watch():
+            # The model may outlive its optimizer; then nobody waits for what the hook would start.
+            weakref.finalize(self, hook.remove).atexit = False  # type: ignore[misc, unused-ignore]
+
+    def _let_travel_together(self, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
+        lists = _check_groups(groups, [p for group in self.param_groups for p in group["params"]])
+        if self._reducer is not None:
+            self._reducer.let_travel_together(lists)
 
     def _reducing(self, closure: Closure) -> Closure:
         """A closure whose gradients are those of all ranks."""

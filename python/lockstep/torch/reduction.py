@@ -40,12 +40,8 @@ def allreduce(
 
     Each tensor is multiplied by `prescale_factor` before and the result by `postscale_factor` after.
     """
-    op = resolve_op(average, op)
-    options = reduce_options(op, prescale_factor, postscale_factor, process_set.group())
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        reduced: tuple[torch.Tensor, ...] = _AllReduce.apply([name], compression, options, tensor)  # type: ignore[no-untyped-call]
-        return reduced[0]
-    return _reduce([tensor], [name], compression, options)[0]
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    return _reduce_differentiably([tensor], [name], compression, options)[0]
 
 
 def allreduce_(
@@ -58,9 +54,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns its argument."""
-    op = resolve_op(average, op)
-    handle = allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
-    return handles.synchronize(handle)  # type: ignore[no-any-return]
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    return handles.synchronize(_start([tensor], [name], options, in_place=True))[0]  # type: ignore[no-any-return]
 
 
 def allreduce_async(
@@ -73,8 +68,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts an all-reduce into a new tensor, which `synchronize` returns."""
-    options = reduce_options(resolve_op(average, op), prescale_factor, postscale_factor, process_set.group())
-    return _start([tensor], [name], options, in_place=False, finish=lambda outputs: outputs[0])
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    return _start([tensor], [name], options, in_place=False, finish=_first)
 
 
 def allreduce_async_(
@@ -87,8 +82,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts an all-reduce in place. `synchronize` returns the argument."""
-    options = reduce_options(resolve_op(average, op), prescale_factor, postscale_factor, process_set.group())
-    return _start([tensor], [name], options, in_place=True, finish=lambda outputs: outputs[0])
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    return _start([tensor], [name], options, in_place=True, finish=_first)
 
 
 def grouped_allreduce(
@@ -102,12 +97,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors as one unit. Gradients flow through it."""
-    op = resolve_op(average, op)
-    options = reduce_options(op, prescale_factor, postscale_factor, process_set.group())
-    names = names_of_group(name, len(tensors))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(_AllReduce.apply(names, compression, options, *tensors))  # type: ignore[no-untyped-call]
-    return _reduce(tensors, names, compression, options)
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    return _reduce_differentiably(tensors, names_of_group(name, len(tensors)), compression, options)
 
 
 def grouped_allreduce_(
@@ -120,8 +111,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """As `grouped_allreduce`, in place. Returns the same tensors."""
-    op = resolve_op(average, op)
-    handle = grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
+    handle = _start(tensors, names_of_group(name, len(tensors)), options, in_place=True)
     return handles.synchronize(handle)  # type: ignore[no-any-return]
 
 
@@ -135,7 +126,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts all-reduces into new tensors; `synchronize` returns the list of them."""
-    options = reduce_options(resolve_op(average, op), prescale_factor, postscale_factor, process_set.group())
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
     return _start(tensors, names_of_group(name, len(tensors)), options, in_place=False)
 
 
@@ -149,17 +140,26 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts all-reduces in place; `synchronize` returns the same tensors."""
-    options = reduce_options(resolve_op(average, op), prescale_factor, postscale_factor, process_set.group())
+    options = _options(average, op, prescale_factor, postscale_factor, process_set)
     return _start(tensors, names_of_group(name, len(tensors)), options, in_place=True)
 
 
-def resolve_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+def _options(
+    average: bool | None, op: ReduceOp | None, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+) -> ReduceOptions:
+    op = resolve_op(average, op, stacklevel=4)
+    return reduce_options(op, prescale_factor, postscale_factor, process_set.group())
+
+
+def resolve_op(average: bool | None, op: ReduceOp | None, stacklevel: int = 2) -> ReduceOp:
     """`average` is the older form of `op`: only one of them may be given."""
     if average is None:
         return Average if op is None else ReduceOp(op)
     if op is not None:
         raise ValueError("Lockstep: give either op or average, not both; average is the older form of op.")
-    warnings.warn("average= is deprecated: write op=Average or op=Sum instead.", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        "average= is deprecated: write op=Average or op=Sum instead.", DeprecationWarning, stacklevel=stacklevel
+    )
     return Average if average else Sum
 
 
@@ -182,11 +182,18 @@ class _AllReduce(torch.autograd.Function):
             raise NotImplementedError(f"Lockstep: allreduce with {op.name} has no gradient; Average and Sum have.")
         # Each input went, with the same weight, into the result of every rank: the gradient is reduced alike.
         names: list[str | None] = [None] * len(gradients)
-        if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
-            reduced = _AllReduce.apply(names, ctx.compression, ctx.options, *gradients)  # type: ignore[no-untyped-call]
-        else:
-            reduced = _reduce(gradients, names, ctx.compression, ctx.options)
-        return None, None, None, *reduced
+        return None, None, None, *_reduce_differentiably(gradients, names, ctx.compression, ctx.options)
+
+
+def _reduce_differentiably(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str | None],
+    compression: type[Compressor],
+    options: ReduceOptions,
+) -> list[torch.Tensor]:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(_AllReduce.apply(names, compression, options, *tensors))  # type: ignore[no-untyped-call]
+    return _reduce(tensors, names, compression, options)
 
 
 def _reduce(
@@ -199,6 +206,10 @@ def _reduce(
     handle = _start([tensor for tensor, _ in compressed], names, options, in_place=False)
     reduced = handles.synchronize(handle)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, compressed, strict=True)]
+
+
+def _first(outputs: list[torch.Tensor]) -> torch.Tensor:
+    return outputs[0]
 
 
 def _start(

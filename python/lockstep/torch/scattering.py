@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from lockstep import world
-from lockstep.engine import ReduceOp, Work, reduce_options
+from lockstep.engine import ReduceOp, ReduceOptions, Work, reduce_options
 from lockstep.errors import InvalidArgumentError
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch import handles
 from lockstep.torch.compression import Compression, Compressor
-from lockstep.torch.gathering import allgather
+from lockstep.torch.gathering import grouped_allgather
 from lockstep.torch.reduction import Average, Sum
 from lockstep.torch.tensors import engine_memory, key_of, names_of_group, result_of, view_of
 
@@ -33,14 +33,8 @@ def reducescatter(
 
     Gradients flow through it, scaled as Horovod scales them: by the number of ranks for Sum, not at all for Average.
     """
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        rows: torch.Tensor = _ReduceScatter.apply(  # type: ignore[no-untyped-call]
-            tensor, name, compression, op, process_set, prescale_factor, postscale_factor
-        )
-        return rows
-    compressed, context = compression.compress(tensor.detach())
-    handle = reducescatter_async(compressed, name, op, process_set, prescale_factor, postscale_factor)
-    return compression.decompress(handles.synchronize(handle), context)
+    options = _options(op, prescale_factor, postscale_factor, process_set)
+    return _scatter_differentiably([tensor], [name], compression, options, process_set)[0]
 
 
 def reducescatter_async(
@@ -52,8 +46,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts a reduce-scatter, whose result `synchronize` returns."""
-    work = _start(tensor, name, op, process_set, prescale_factor, postscale_factor)
-    return handles.register([work], lambda: result_of(work, tensor.dtype)[0])
+    works = _start([tensor], [name], _options(op, prescale_factor, postscale_factor, process_set))
+    return handles.register(works, lambda: result_of(works[0], tensor.dtype)[0])
 
 
 def grouped_reducescatter(
@@ -66,17 +60,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors, all under way at once. Gradients flow through it."""
-    scales = (prescale_factor, postscale_factor)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        names = names_of_group(name, len(tensors))
-        return [
-            reducescatter(tensor, one, compression, op, process_set, *scales)
-            for tensor, one in zip(tensors, names, strict=True)
-        ]
-    compressed = [compression.compress(tensor.detach()) for tensor in tensors]
-    handle = grouped_reducescatter_async([tensor for tensor, _ in compressed], name, op, process_set, *scales)
-    rows = handles.synchronize(handle)
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(rows, compressed, strict=True)]
+    options = _options(op, prescale_factor, postscale_factor, process_set)
+    return _scatter_differentiably(tensors, names_of_group(name, len(tensors)), compression, options, process_set)
 
 
 def grouped_reducescatter_async(
@@ -88,48 +73,73 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts several reduce-scatters; `synchronize` returns the list of their results."""
-    scales = (prescale_factor, postscale_factor)
-    names = names_of_group(name, len(tensors))
-    works = [_start(tensor, one, op, process_set, *scales) for tensor, one in zip(tensors, names, strict=True)]
-    dtypes = [tensor.dtype for tensor in tensors]
-    return handles.register(works, lambda: [result_of(w, dtype)[0] for w, dtype in zip(works, dtypes, strict=True)])
+    options = _options(op, prescale_factor, postscale_factor, process_set)
+    works = _start(tensors, names_of_group(name, len(tensors)), options)
+    return handles.register(works, lambda: _results(works, tensors))
+
+
+def _options(op: ReduceOp, prescale_factor: float, postscale_factor: float, process_set: ProcessSet) -> ReduceOptions:
+    op = ReduceOp(op)
+    if op not in (Average, Sum):
+        raise InvalidArgumentError(f"Lockstep: reducescatter reduces with Average or Sum, not with {op.name}.")
+    return reduce_options(op, prescale_factor, postscale_factor, process_set.group())
+
+
+def _scatter_differentiably(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str | None],
+    compression: type[Compressor],
+    options: ReduceOptions,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(_ReduceScatter.apply(names, compression, options, process_set, *tensors))  # type: ignore[no-untyped-call]
+    return _scatter(tensors, names, compression, options)
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
+        names: Sequence[str | None],
         compression: type[Compressor],
-        op: ReduceOp,
+        options: ReduceOptions,
         process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
-    ) -> torch.Tensor:
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
-        ctx.scale = prescale_factor * postscale_factor
-        if op == Sum:
+        ctx.scale = options.prescale * options.postscale
+        if options.op == Sum:
             ctx.scale *= process_set.size()
-        return reducescatter(tensor.detach(), name, compression, op, process_set, prescale_factor, postscale_factor)
+        return tuple(_scatter(tensors, names, compression, options))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Each rank has the gradient of its own rows.
-        return allgather(gradients[0] * ctx.scale, process_set=ctx.process_set), None, None, None, None, None, None
+        # Each rank has the gradients of its own rows.
+        gathered = grouped_allgather([gradient * ctx.scale for gradient in gradients], process_set=ctx.process_set)
+        return None, None, None, None, *gathered
 
 
-def _start(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-) -> Work:
-    op = ReduceOp(op)
-    if op not in (Average, Sum):
-        raise InvalidArgumentError(f"Lockstep: reducescatter reduces with Average or Sum, not with {op.name}.")
-    memory = engine_memory(tensor, OPERATION)
-    options = reduce_options(op, prescale_factor, postscale_factor, process_set.group())
-    return world.engine().reduce_scatter(view_of(memory, key_of(OPERATION, name)), options, memory)
+def _scatter(
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str | None],
+    compression: type[Compressor],
+    options: ReduceOptions,
+) -> list[torch.Tensor]:
+    compressed = [compression.compress(tensor.detach()) for tensor in tensors]
+    sent = [tensor for tensor, _ in compressed]
+    works = _start(sent, names, options)
+    rows = handles.synchronize(handles.register(works, lambda: _results(works, sent)))
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(rows, compressed, strict=True)]
+
+
+def _start(tensors: Sequence[torch.Tensor], names: Sequence[str | None], options: ReduceOptions) -> list[Work]:
+    memories = [engine_memory(tensor, OPERATION) for tensor in tensors]
+    return [
+        world.engine().reduce_scatter(view_of(memory, key_of(OPERATION, name)), options, memory)
+        for memory, name in zip(memories, names, strict=True)
+    ]
+
+
+def _results(works: Sequence[Work], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [result_of(work, tensor.dtype)[0] for work, tensor in zip(works, tensors, strict=True)]

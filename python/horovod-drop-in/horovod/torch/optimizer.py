@@ -1,0 +1,5 @@
+"""The optimizer that averages gradients."""
+
+from lockstep.torch.optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

@@ -143,7 +143,9 @@ def write(results=RESULTS, page=PAGE):
     for ranks in (2, 4, 8, 16):
         lines += comparison(tables, ranks)
     lines += ["### Machine and versions of the last run", ""]
-    lines += markdown(("", ""), dict.fromkeys(note for note in notes[run] if not note[0].startswith(("idle", figures.ORDER_NOTE))))
+    lines += markdown(
+        ("", ""), dict.fromkeys(note for note in notes[run] if not note[0].startswith(("idle", figures.ORDER_NOTE)))
+    )
     before, rest = page.read_text().split(BEGIN)
     page.write_text("\n".join([before + BEGIN, "", *lines, "", END + rest.split(END)[1]]))
 

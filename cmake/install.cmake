@@ -6,7 +6,9 @@ include(CMakePackageConfigHelpers)
 # Libraries that lie where the loader does not look by itself are found where they were at build time.
 set_property(TARGET lockstep PROPERTY INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS lockstep EXPORT LockstepTargets)
-install(TARGETS lockstep_program)
+if(TARGET lockstep_program)
+  install(TARGETS lockstep_program)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep TYPE INCLUDE)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

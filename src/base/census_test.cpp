@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kLong = 20s;  // until a state that must come has come
 
-// The thread sanitizer has a thread of its own that never rests.
+// The thread sanitizer has a thread of its own, which rests when it likes.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kCanRest = false;
 #else
@@ -140,7 +140,7 @@ TEST(Census, AnAlarmMayChangeAnything) {
   EXPECT_FALSE(look());
   alarm.it_value.tv_sec = 0;
   ASSERT_EQ(::setitimer(ITIMER_REAL, &alarm, nullptr), 0);
-  EXPECT_EQ(look().has_value(), kCanRest);
+  if (kCanRest) EXPECT_TRUE(look());
 }
 
 }  // namespace

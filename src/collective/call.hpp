@@ -48,10 +48,9 @@ struct Party {
   std::byte* output = nullptr;       ///< writable here; nullptr likewise
   transport::Place input_place = transport::kNowhere;   ///< as announced; to be read from when `input` is nullptr
   transport::Place output_place = transport::kNowhere;  ///< to be written to when `output` is nullptr
-  std::byte* relay =
-      nullptr;           ///< shared memory to which its owner brings its tensor, window by window (relay_pass.hpp)
-  bool copied = false;   ///< `input` is a copy, which nobody overwrites with a result
-  bool carried = false;  ///< `input` points into the notice itself and needs no care of its owner
+  std::byte* relay = nullptr;  ///< where its owner brings its tensor, window by window (relay_pass.hpp)
+  bool copied = false;         ///< `input` is a copy, which nobody overwrites with a result
+  bool carried = false;        ///< `input` points into the notice itself and needs no care of its owner
   std::atomic<std::uint32_t>* scratch = nullptr;  ///< sixteen words that came with its notice, shared by all ranks
   std::int64_t rows = 0;                          ///< first dimension of its input
   const std::int64_t* splits = nullptr;           ///< all-to-all: rows for each party, when readable here

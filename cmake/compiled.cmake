@@ -1,7 +1,7 @@
-# With LOCKSTEP_COMPILED_IN, a target is made of the objects that it has in that build instead of its sources. They are
-# the same objects: what differs is how they are linked.
-function(take_compiled target sources)
-  if(NOT LOCKSTEP_COMPILED_IN)
+# Makes a target of the objects that it has in another build instead of its sources: what differs is how they are linked.
+# An empty name of that build's folder changes nothing.
+function(take_compiled target sources build)
+  if(NOT build)
     return()
   endif()
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR} OUTPUT_VARIABLE folder)
@@ -9,7 +9,8 @@ function(take_compiled target sources)
   foreach(source IN LISTS ${sources})
     cmake_path(ABSOLUTE_PATH source NORMALIZE)
     cmake_path(RELATIVE_PATH source BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-    list(APPEND objects ${LOCKSTEP_COMPILED_IN}/${folder}/CMakeFiles/${target}.dir/${source}.o)
+    string(REPLACE ../ __/ source ${source})  # as CMake names what lies outside
+    list(APPEND objects ${build}/${folder}/CMakeFiles/${target}.dir/${source}.o)
   endforeach()
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE)
   set(${sources} ${objects} PARENT_SCOPE)

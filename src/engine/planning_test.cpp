@@ -59,7 +59,8 @@ class Tensor {
   void fill(std::mt19937& random) {
     if (bytes_ == 0) return;  // an empty vector has no memory
     std::vector<std::uint64_t> words(bytes_ / 8 + 1);
-    for (auto& word : words) word = (random() % 1024) * 0x0001'0001'0001'0001ULL;  // no type makes a NaN of it
+    std::uint64_t number = random();
+    for (auto& word : words) word = (number += 619) % 1024 * 0x0001'0001'0001'0001ULL;  // no type makes a NaN of it
     std::memcpy(input_, words.data(), bytes_);
     std::memcpy(expected_.data(), words.data(), bytes_);
   }
@@ -75,7 +76,7 @@ class Tensor {
     request.op = op_;
     request.postscale = number_ == 1 ? 0.5 : 1.0;
     run(core, request);
-    if (bytes_ > 0) EXPECT_EQ(std::memcmp(output_, expected_.data(), bytes_), 0) << number_;
+    EXPECT_TRUE(bytes_ == 0 || std::memcmp(output_, expected_.data(), bytes_) == 0) << number_;
   }
 
  private:
@@ -106,7 +107,7 @@ TEST_P(Plans, GiveTheSameBitsAsTheOrdinaryWay) {
     std::vector<std::unique_ptr<Tensor>> tensors;
     for (int i = 0; i < 30; ++i) tensors.push_back(std::make_unique<Tensor>(core, i));
     std::mt19937 random(static_cast<unsigned>(core.options().rank));
-    for (int step = 0; step < 6; ++step) {
+    for (int step = 0; step < (under_sanitizer() ? 4 : 6); ++step) {
       for (auto& tensor : tensors) tensor->fill(random);
       std::shuffle(tensors.begin(), tensors.end(), random);
       run(core, barrier());

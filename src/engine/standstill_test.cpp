@@ -21,10 +21,8 @@ constexpr auto kLate = 1200ms;
 
 // The thread sanitizer has a thread of its own, which no census can vouch for. There the tests do: their other threads
 // only wait for the ranks to end.
-void trust_under_sanitizer([[maybe_unused]] Core& core) {
-#if defined(__SANITIZE_THREAD__)
-  core.use_census([](std::span<const pid_t>) { return 0; });
-#endif
+void trust_under_sanitizer(Core& core) {
+  if (under_thread_sanitizer()) core.use_census([](std::span<const pid_t>) { return 0; });
 }
 
 Request pair(Kind kind, float& value, int self, int partner, int tag = 0) {
@@ -259,12 +257,12 @@ TEST_P(NoDeadlock, WhileARankWorksAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, NoDeadlock, testing::Values(Over::memory, Over::shm),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 INSTANTIATE_TEST_SUITE_P(Worlds, Deadlock,
                          testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(2, 3)),
-                         [](const auto& info) {
-                           return std::string(name_of(std::get<0>(info.param))) + "_" +
-                                  std::to_string(std::get<1>(info.param));
+                         [](const auto& test) {
+                           return std::string(name_of(std::get<0>(test.param))) + "_" +
+                                  std::to_string(std::get<1>(test.param));
                          });
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sanitizer_test.hpp"
 #include "engine/core.hpp"
 #include "heap/segment.hpp"
 #include "lockstep/options.hpp"
@@ -17,12 +18,6 @@
 #include "transport/shm/shm_transport.hpp"
 
 namespace lockstep::engine {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 enum class Over { memory, shm };
 

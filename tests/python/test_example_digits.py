@@ -21,7 +21,7 @@ def run(command):
     return done.stdout
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_workers_learn_the_digits_and_stay_together(tmp_path, workers):
     report = tmp_path / "report.json"
     command = [str(ranks.PROGRAM), "run", "-np", str(workers), sys.executable, SCRIPT, "--epochs", "4"]

@@ -8,10 +8,15 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "base/sanitizer_test.hpp"
+
+extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier): the sanitizers' own names
+void __sanitizer_start_switch_fiber(void** shadow, const void* stack, std::size_t bytes) __attribute__((weak));
+void __sanitizer_finish_switch_fiber(void* shadow, const void** stack, std::size_t* bytes) __attribute__((weak));
+void __asan_unpoison_memory_region(const volatile void* address, std::size_t bytes) __attribute__((weak));
+// NOLINTEND(bugprone-reserved-identifier)
+}
 
 namespace lockstep::simulation {
 namespace {
@@ -37,19 +42,15 @@ std::byte* take_stack() {
 }
 
 // The address sanitizer must be told about each change of stack.
-#if defined(__SANITIZE_ADDRESS__)
 void leave_stack(void** shadow, const void* next, std::size_t bytes) {
-  __sanitizer_start_switch_fiber(shadow, next, bytes);
+  if (under_address_sanitizer()) __sanitizer_start_switch_fiber(shadow, next, bytes);
 }
 void enter_stack(void* shadow, const void** previous, std::size_t* bytes) {
-  __sanitizer_finish_switch_fiber(shadow, previous, bytes);
+  if (under_address_sanitizer()) __sanitizer_finish_switch_fiber(shadow, previous, bytes);
 }
-void clear_stack(std::byte* stack) { __asan_unpoison_memory_region(stack, kStackBytes); }
-#else
-void leave_stack(void**, const void*, std::size_t) {}
-void enter_stack(void*, const void**, std::size_t*) {}
-void clear_stack(std::byte*) {}
-#endif
+void clear_stack(std::byte* stack) {
+  if (under_address_sanitizer()) __asan_unpoison_memory_region(stack, kStackBytes);
+}
 
 }  // namespace
 

@@ -25,11 +25,7 @@ std::uint64_t setting(const char* name, std::uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t kSchedules = 200;
-#else
-constexpr std::uint64_t kSchedules = 2000;
-#endif
+std::uint64_t usual_schedules() { return under_sanitizer() ? 200 : 2000; }
 
 void check_same_words(const std::vector<Outcome>& outcomes, std::vector<std::string>& problems) {
   std::map<std::string, std::string> words;
@@ -122,7 +118,7 @@ std::vector<std::string> run(const Plan& plan) {
 void run_many(Trouble trouble) {
   const std::uint64_t only = setting("LOCKSTEP_SIMULATION_SEED", 0);
   const std::uint64_t first = only != 0 ? only : 1;
-  const std::uint64_t last = only != 0 ? only : setting("LOCKSTEP_SIMULATION_SCHEDULES", kSchedules);
+  const std::uint64_t last = only != 0 ? only : setting("LOCKSTEP_SIMULATION_SCHEDULES", usual_schedules());
   for (std::uint64_t seed = first; seed <= last; ++seed) {
     const Plan plan = Plan::make(seed, trouble);
     const auto problems = run(plan);

@@ -15,9 +15,9 @@ using transport::Place;
 
 constexpr std::size_t kLeastChunk = 16 * 1024;
 constexpr std::size_t kMostChunk = 256 * 1024;
-constexpr std::size_t kChunksPerRank = 8;  // so that a rank that comes late still finds some
-constexpr int kChunksAtOnce = 8;           // before other operations get their turn
-constexpr std::size_t kBlock = 64 * 1024;  // of another process's private memory, copied at once
+constexpr std::size_t kChunksPerRank = 8;   // so that a rank that comes late still finds some
+constexpr std::uint32_t kChunksAtOnce = 8;  // before other operations get their turn
+constexpr std::size_t kBlock = 64 * 1024;   // of another process's private memory, copied at once
 
 class BucketReduce final : public Algorithm {
  public:
@@ -32,16 +32,11 @@ class BucketReduce final : public Algorithm {
 
   bool advance() override {
     Chunks chunks(bucket_.words, bucket_.self, chunks_);
-    for (int i = 0; i < kChunksAtOnce && chunks.any_left(); ++i) {
-      const transport::Access access(&shared_);
-      if (!access) return false;
-      const std::optional<std::uint32_t> chunk = chunks.claim();
-      if (!chunk) break;
-      if (!work(*chunk)) return false;
-      chunks.done();
+    const auto work_on_one = [&](std::uint32_t chunk) {
       worked_ = true;
-    }
-    if (!chunks.complete()) return false;
+      return work(chunk);
+    };
+    if (!chunks.do_some(shared_, kChunksAtOnce, work_on_one) || !chunks.complete()) return false;
     // Who did something may have done the last: those who sleep must hear of it.
     if (worked_) bucket_.transport->ring_everybody();
     return true;

@@ -8,6 +8,8 @@
 #include <optional>
 #include <span>
 
+#include "transport/transport.hpp"
+
 namespace lockstep::collective {
 
 /// One chunk for each of the parties, unless that is too little to be worth claiming, or so much that a rank which
@@ -57,6 +59,22 @@ class Chunks {
   void done() {
     std::atomic<std::uint32_t>& mine = words_[self_][kDone];
     mine.store(mine.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
+  }
+
+  /// Does chunks by `work(chunk)`, which says whether it could, until `most` are done or none is left to claim. False
+  /// when one could not be done, or the memory is no longer this rank's to touch: then the verdict over who is gone
+  /// ends the operation.
+  template <class Work>
+  bool do_some(transport::SharedMemory& shared, std::uint32_t most, Work&& work) {
+    for (std::uint32_t i = 0; i < most && any_left(); ++i) {
+      const transport::Access access(&shared);
+      if (!access) return false;
+      const std::optional<std::uint32_t> chunk = claim();
+      if (!chunk) break;
+      if (!work(*chunk)) return false;
+      done();
+    }
+    return true;
   }
 
   bool complete() const {

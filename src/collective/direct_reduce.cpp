@@ -13,7 +13,7 @@
 namespace lockstep::collective {
 namespace {
 
-constexpr int kChunksAtOnce = 8;  // before other operations get their turn
+constexpr std::uint32_t kChunksAtOnce = 8;  // before other operations get their turn
 
 class DirectReduce final : public Algorithm {
  public:
@@ -32,16 +32,11 @@ class DirectReduce final : public Algorithm {
 
   bool advance() override {
     Chunks chunks(words_, own_, chunks_);
-    for (int i = 0; i < kChunksAtOnce && chunks.any_left(); ++i) {
-      const transport::Access access(&shared_);
-      if (!access) return false;
-      const std::optional<std::uint32_t> chunk = chunks.claim();
-      if (!chunk) break;
-      if (!work(*chunk)) return false;
-      chunks.done();
+    const auto work_on_one = [&](std::uint32_t chunk) {
       worked_ = true;
-    }
-    if (!chunks.complete()) return false;
+      return work(chunk);
+    };
+    if (!chunks.do_some(shared_, kChunksAtOnce, work_on_one) || !chunks.complete()) return false;
     // Who did something may have done the last: those who sleep must hear of it.
     if (worked_) call_.transport->ring_everybody();
     return true;

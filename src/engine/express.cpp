@@ -5,6 +5,7 @@
 // on the caller's thread, without allocating anything. Whatever is not the expected answer at once (a peer that is late
 // or comes the ordinary way, disagreement) is handed over to the ordinary way, where an offer counts as a notice.
 #include <cstring>
+#include <limits>
 
 #include "collective/chunks.hpp"
 #include "collective/reduce_kernel.hpp"
@@ -293,12 +294,8 @@ bool Core::reduce_in_place(const ExpressCall& call) {
   const std::size_t chunk = collective::chunk_bytes(bytes, ranks);
   collective::Chunks chunks(express_words_, static_cast<std::size_t>(transport_->rank()),
                             static_cast<std::uint32_t>((bytes + chunk - 1) / chunk));
-  while (chunks.any_left()) {
-    const transport::Access access(&shared);
-    if (!access) return false;
-    const std::optional<std::uint32_t> claimed = chunks.claim();
-    if (!claimed) break;
-    const std::size_t offset = *claimed * chunk;
+  const auto work = [&](std::uint32_t claimed) {
+    const std::size_t offset = claimed * chunk;
     for (std::size_t i = 0; i < ranks; ++i) {
       express_leaves_[i] = express_parties_[i].input + offset;
       express_outputs_[i] = express_parties_[i].output + offset;
@@ -309,8 +306,9 @@ bool Core::reduce_in_place(const ExpressCall& call) {
                         .outputs = express_outputs_,
                         .elements = std::min(chunk, bytes - offset) / size_of(call.input->dtype),
                         .divisor = ranks});
-    chunks.done();
-  }
+    return true;
+  };
+  if (!chunks.do_some(shared, std::numeric_limits<std::uint32_t>::max(), work)) return false;
   Patience patience = patience_;
   while (!chunks.complete()) {
     if (!patience.wait_awake()) return false;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
 from lockstep import __version__, _library
@@ -94,6 +94,26 @@ class Result(ctypes.Structure):
     ]
 
 
+class Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("local_rank", c_int32),
+        ("local_size", c_int32),
+        ("job", c_char_p),
+        ("secret", c_void_p),
+        ("secret_bytes", c_size_t),
+        ("epoch", c_uint32),
+        ("heap_bytes", c_size_t),
+        ("start_timeout_ms", c_uint64),
+        ("stall_warning_ms", c_uint64),
+        ("stall_limit_ms", c_uint64),
+        ("timeline", c_char_p),
+        ("flight_directory", c_char_p),
+    ]
+
+
 # Engines, works and groups are opaque: c_void_p. Each entry: result, arguments.
 _TENSOR = POINTER(Tensor)
 _OPTIONS = POINTER(ReduceOptions)
@@ -101,7 +121,8 @@ _WORK = POINTER(c_void_p)
 _FUNCTIONS = {
     "ls_version": (c_char_p, []),
     "ls_last_error": (c_char_p, []),
-    "ls_engine_start": (c_int, [c_void_p, POINTER(c_void_p)]),  # options: always null, which means the environment
+    "ls_options_from_environment": (c_int, [POINTER(Options)]),
+    "ls_engine_start": (c_int, [POINTER(Options), POINTER(c_void_p)]),
     "ls_engine_stop": (c_int, [c_void_p]),
     "ls_engine_rank": (c_int, [c_void_p]),
     "ls_engine_size": (c_int, [c_void_p]),

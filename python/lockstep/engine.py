@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from ctypes import byref, c_int32, c_int64, c_void_p
+from ctypes import byref, c_int32, c_int64, c_void_p, sizeof
 
 from lockstep import _c
-from lockstep._c import DType, ReduceOp, ReduceOptions, Tensor, make_tensor
+from lockstep._c import DType, Options, ReduceOp, ReduceOptions, Tensor, make_tensor
 from lockstep.errors import InternalError, NotInitializedError
 from lockstep.work import Result, Work, check, has_ended
 
@@ -20,6 +20,7 @@ __all__ = [
     "DType",
     "Engine",
     "Group",
+    "Options",
     "ReduceOp",
     "ReduceOptions",
     "Result",
@@ -27,6 +28,7 @@ __all__ = [
     "Work",
     "all_reduce_in_step",
     "make_tensor",
+    "options_from_environment",
 ]
 
 _PLAIN_OPTIONS = {op: _c.reduce_options(op) for op in ReduceOp}
@@ -55,18 +57,25 @@ def reduce_options(
     return _c.reduce_options(op, prescale, postscale, _handle_of(group), group)
 
 
+def options_from_environment() -> Options:
+    """What `lockstep run` has set, and the user. The strings in it last until this thread asks again."""
+    options = Options(struct_size=sizeof(Options))
+    check(_c.library.ls_options_from_environment(byref(options)))
+    return options
+
+
 class Engine:
     """One rank's part in a world of ranks. See include/lockstep/engine.hpp for the contract."""
 
-    def __init__(self) -> None:
-        """Starts with the LOCKSTEP_* environment and blocks until all ranks have arrived."""
+    def __init__(self, options: Options | None = None) -> None:
+        """Blocks until all ranks have arrived. Without options it starts with the LOCKSTEP_* environment."""
         self.forked = False
         # Operations whose Work was dropped before they ended: their memory must live on until they do.
         self._abandoned: list[tuple[c_void_p, object]] = []
         # Memory of operations that have begun and left no handle: it lives as long as the engine.
         self._stranded: list[object] = []
         handle = c_void_p()
-        check(_c.library.ls_engine_start(None, byref(handle)))
+        check(_c.library.ls_engine_start(options, byref(handle)))
         self._handle: c_void_p | None = handle
         self.rank: int = _c.library.ls_engine_rank(handle)
         self.size: int = _c.library.ls_engine_size(handle)
@@ -133,40 +142,54 @@ class Engine:
         check(_c.library.ls_receive(engine, byref(tensor), sender, tag, byref(work)))
         return Work(self, work, memory)
 
-    # Operations whose result the engine makes: see Work.result. `memory` owns what they read.
+    # Operations whose result the engine makes (see Work.result) unless they are given a `target`. `memory` owns what
+    # they read and write.
 
-    def reduce_scatter(self, source: Tensor, options: ReduceOptions, memory: object) -> Work:
+    def reduce_scatter(
+        self, source: Tensor, options: ReduceOptions, memory: object, target: Tensor | None = None
+    ) -> Work:
         """Reduces, and gives each rank its part of the rows; the first ranks get the remainder."""
         engine, work = self._prepare()
-        check(_c.library.ls_reduce_scatter(engine, byref(source), None, byref(options), byref(work)))
+        check(_c.library.ls_reduce_scatter(engine, byref(source), target, byref(options), byref(work)))
         return Work(self, work, memory)
 
-    def all_gather(self, source: Tensor, memory: object, group: Group | None = None) -> Work:
+    def all_gather(
+        self, source: Tensor, memory: object, group: Group | None = None, target: Tensor | None = None
+    ) -> Work:
         """All ranks' rows, in rank order; each may give another number of them."""
         engine, work = self._prepare()
-        check(_c.library.ls_all_gather(engine, byref(source), None, _handle_of(group), byref(work)))
+        check(_c.library.ls_all_gather(engine, byref(source), target, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
-    def gather(self, source: Tensor, root: int, memory: object, group: Group | None = None) -> Work:
+    def gather(
+        self, source: Tensor, root: int, memory: object, group: Group | None = None, target: Tensor | None = None
+    ) -> Work:
         """As all_gather, but only `root` gets them."""
         engine, work = self._prepare()
-        check(_c.library.ls_gather(engine, byref(source), None, root, _handle_of(group), byref(work)))
+        check(_c.library.ls_gather(engine, byref(source), target, root, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
-    def scatter(self, source: Tensor, root: int, memory: object, group: Group | None = None) -> Work:
+    def scatter(
+        self, source: Tensor, root: int, memory: object, group: Group | None = None, target: Tensor | None = None
+    ) -> Work:
         """Gives each rank its part of the root's rows. Elsewhere only the type and the name of `source` count."""
         engine, work = self._prepare()
-        check(_c.library.ls_scatter(engine, byref(source), None, root, _handle_of(group), byref(work)))
+        check(_c.library.ls_scatter(engine, byref(source), target, root, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
     def all_to_all(
-        self, source: Tensor, splits: Sequence[int] | None, memory: object, group: Group | None = None
+        self,
+        source: Tensor,
+        splits: Sequence[int] | None,
+        memory: object,
+        group: Group | None = None,
+        target: Tensor | None = None,
     ) -> Work:
         """Sends `splits[i]` rows to the i-th rank of the group; None: equal parts."""
         engine, work = self._prepare()
         rows = (c_int64 * len(splits))(*splits) if splits is not None else None
         count = len(splits) if splits is not None else 0
-        check(_c.library.ls_all_to_all(engine, byref(source), rows, count, None, _handle_of(group), byref(work)))
+        check(_c.library.ls_all_to_all(engine, byref(source), rows, count, target, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
     # The world.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 
 from lockstep.engine import Engine
-from lockstep.errors import LockstepError, NotInitializedError
+from lockstep.errors import NotInitializedError
+from lockstep.leaving import leave_at_exit
 
 _engine: Engine | None = None
 _started = 0
@@ -99,12 +99,4 @@ def is_homogeneous() -> bool:
 
 
 def _at_exit() -> None:
-    # The interpreter leaves an uncaught exception in sys.last_value. It is what the other ranks need to read: without
-    # it they would only learn that this rank is gone. An error of Lockstep's own is known to them already.
-    cause = getattr(sys, "last_value", None)
-    try:
-        if _engine is not None and not _engine.forked and cause is not None and not isinstance(cause, LockstepError):
-            _engine.abort(f"rank {_engine.rank} ended with {type(cause).__name__}: {cause}")
-        shutdown()
-    except LockstepError as error:
-        print(f"Lockstep: while leaving: {error}", file=sys.stderr)
+    leave_at_exit(_engine, shutdown)

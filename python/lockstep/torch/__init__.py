@@ -48,6 +48,7 @@ from lockstep.process_sets import (
 from lockstep.torch.basics import init, start_timeline, stop_timeline
 from lockstep.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.torch.compression import Compression, Compressor
+from lockstep.torch.distributed import register as _register_backend
 from lockstep.torch.exchange import alltoall, alltoall_async
 from lockstep.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from lockstep.torch.gathering import allgather, allgather_async, grouped_allgather, grouped_allgather_async
@@ -170,3 +171,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+_register_backend()

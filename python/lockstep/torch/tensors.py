@@ -30,6 +30,11 @@ _DTYPES: dict[torch.dtype, DType] = {
 }
 
 
+def is_known(dtype: torch.dtype) -> bool:
+    """Whether the engine can compute with this type."""
+    return dtype in _DTYPES
+
+
 def check_kind(tensor: torch.Tensor, operation: str) -> None:
     """Refuses what the engine could not read, with the way out."""
     if not isinstance(tensor, torch.Tensor):

@@ -1,0 +1,63 @@
+"""A thread that completes futures: PyTorch waits for a future without asking the operation behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+# How long the oldest operation is waited for before the others are looked at, which may end earlier.
+_SLICE_S = 0.02
+# For the thread to end when the engine has stopped, and with it all operations.
+_STOP_S = 10.0
+
+
+class Completable(Protocol):
+    """An operation under way."""
+
+    def ended_within(self, seconds: float) -> bool: ...
+
+
+class Completion:
+    """The futures of one engine. The thread starts with the first of them, and sleeps while there is none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._pending: list[tuple[Completable, Callable[[], None]]] = []
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def add(self, operation: Completable, complete: Callable[[], None]) -> None:
+        """Calls `complete` once the operation has ended, well or not."""
+        with self._changed:
+            self._pending.append((operation, complete))
+            if self._thread is None:
+                # A daemon, so that the interpreter does not wait for it before it lets us stop the engine at exit.
+                self._thread = threading.Thread(target=self._run, name="lockstep-futures", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Called after the engine has stopped: all futures are completed before this returns."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.join(_STOP_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._stopping)
+                if not self._pending:
+                    return
+                waiting = list(self._pending)
+            # Mostly they end in order. Where they do not, none must wait for an older one.
+            waiting[0][0].ended_within(_SLICE_S)
+            ended = [entry for entry in waiting if entry[0].ended_within(0)]
+            with self._changed:
+                self._pending = [entry for entry in self._pending if entry not in ended]
+            for _, complete in ended:
+                complete()

@@ -110,13 +110,13 @@ class Movements(Operations):
         output = only(outputs, "scatter")
         wanted = memory.as_bytes(output)
         used = memory.target(wanted, "scatter")
-        source = used
+        source = memory.new_like(used, 0)  # elsewhere than at the root only its type counts
         if members.rank == opts.rootRank:
             parts = only_list(inputs, "scatter")
             check_count(parts, members.size, "scatter")
             source = torch.stack([part.detach() for part in _all_bytes(parts)])
             memory.check_elements(source, used, members.size, "scatter", "inputs")
-        rows = memory.rows_of(source, source.numel() // used.numel() if used.numel() else 1, used)
+        rows = view_of(source.view(-1, *used.shape) if used.numel() else source, None)
         work = members.engine.scatter(
             rows, members.ranks[opts.rootRank], (source, used), members.group, memory.rows_of(used, 1, used)
         )

@@ -3,6 +3,7 @@
 import time
 from datetime import timedelta
 
+import lockstep.torch as hvd
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,7 +29,9 @@ def check(function):
 def run_checks(store):
     with process_group(store) as (rank, size):
         for function in CHECKS:
-            function(rank, size)
+            # Functional collectives load the compiler: half a dozen seconds per process.
+            if function is not functional_forms or size == 2:
+                function(rank, size)
         return dist.get_backend()
 
 
@@ -276,6 +279,8 @@ def functional_forms(rank, size):
     assert rows.tolist() == list(range(size))
     both = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "sum", group)
     assert [tensor.sum().item() for tensor in both] == [size, 2 * size]
+    with pytest.raises(RuntimeError, match="ranks disagree about"):
+        functional.all_reduce(torch.ones(2 + rank), "sum", group).tolist()
 
 
 @check
@@ -345,7 +350,6 @@ def errors(rank, size):
         lambda: dist.all_reduce(wrong.to([torch.float32, torch.float64][rank % 2])),
         lambda: dist.broadcast(wrong, src=0),
         lambda: dist.all_gather([wrong] * size, wrong),
-        lambda: functional.all_reduce(wrong, "sum", dist.group.WORLD).tolist(),
         lambda: dist.all_gather_single(torch.empty(size, *wrong.shape), wrong),
         lambda: dist.reduce_scatter_single(wrong, torch.ones(size, *wrong.shape)),
         lambda: dist.barrier() if rank == 0 else dist.all_reduce(wrong),
@@ -412,11 +416,13 @@ def test_a_rank_that_leaves_is_named_on_the_others(two, store):
 
 
 def start_repeatedly(store):
+    hvd.init()  # an engine of its own, which is not in the way
     for turn in range(20):
         with process_group(f"{store}{turn}") as (rank, size):
             tensor = torch.tensor([turn + rank])
             dist.all_reduce(tensor)
             assert tensor.item() == size * turn + size * (size - 1) // 2
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     return True
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 
 @contextlib.contextmanager
-def process_group(store: str) -> Iterator[tuple[int, int]]:
+def process_group(store: str, backend: str = "lockstep") -> Iterator[tuple[int, int]]:
     """The default process group while the block runs; gives rank and size. `store`: a path that nothing has used."""
     rank, size = int(os.environ["LOCKSTEP_RANK"]), int(os.environ["LOCKSTEP_SIZE"])
-    dist.init_process_group("lockstep", init_method=f"file://{store}", rank=rank, world_size=size)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
     try:
         yield rank, size
     finally:

@@ -1,5 +1,6 @@
 """Every operation of a process group of torch.distributed, between real ranks."""
 
+import gc
 import time
 from datetime import timedelta
 
@@ -428,3 +429,34 @@ def start_repeatedly(store):
 
 def test_start_and_end_many_times(two, store):
     assert two.values(start_repeatedly, store) == [True, True]
+
+
+def start_beside_another_backend(store):
+    with process_group(store, backend="gloo") as (rank, size):
+        beside = dist.new_group(backend="lockstep")
+        last = dist.new_group([size - 1], backend="lockstep")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=beside)
+        dist.all_reduce(tensor)
+        if rank == size - 1:
+            dist.all_reduce(tensor, group=last)
+        return tensor.item()
+
+
+def test_beside_another_backend(two, store):
+    assert two.values(start_beside_another_backend, store) == [4.0, 4.0]
+
+
+def leave_nothing_behind(store):
+    """Handles and futures go when they are done, and with them the tensors."""
+    with process_group(store, backend="cpu:lockstep") as (_, size):
+        for _ in range(5):
+            assert dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()[0][0] == size
+            dist.all_reduce(torch.ones(2), async_op=True).wait()
+        dist.barrier()
+        gc.collect()
+        return sum(type(thing).__name__ == "GroupWork" for thing in gc.get_objects())
+
+
+def test_handles_leave_nothing_behind(two, store):
+    assert two.values(leave_nothing_behind, store) == [0, 0]

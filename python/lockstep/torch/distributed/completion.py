@@ -41,10 +41,12 @@ class Completion:
 
     def stop(self) -> None:
         """Called after the engine has stopped: all futures are completed before this returns."""
+        if self._process != os.getpid():
+            return  # a forked child does not have the thread
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread is not None and self._process == os.getpid():
+        if self._thread is not None:
             self._thread.join(_STOP_S)
 
     def _run(self) -> None:
@@ -53,11 +55,16 @@ class Completion:
                 self._changed.wait_for(lambda: self._pending or self._stopping)
                 if not self._pending:
                     return
-                waiting = list(self._pending)
-            # Mostly they end in order. Where they do not, none must wait for an older one.
-            waiting[0][0].ended_within(_SLICE_S)
-            ended = [entry for entry in waiting if entry[0].ended_within(0)]
-            with self._changed:
-                self._pending = [entry for entry in self._pending if entry not in ended]
-            for _, complete in ended:
-                complete()
+            self._complete_some()
+
+    def _complete_some(self) -> None:
+        """In a function of its own, so that the sleeping thread holds on to no operation, and so to no tensor."""
+        with self._changed:
+            waiting = list(self._pending)
+        # Mostly they end in order. Where they do not, none must wait for an older one.
+        waiting[0][0].ended_within(_SLICE_S)
+        ended = [entry for entry in waiting if entry[0].ended_within(0)]
+        with self._changed:
+            self._pending = [entry for entry in self._pending if entry not in ended]
+        for _, complete in ended:
+            complete()

@@ -27,6 +27,7 @@ class Membership:
         self.rank = ranks.index(engine.rank)
         self._name = name
         self.options = cache(self._make_options)
+        self.tag = cache(self._make_tag)
 
     @staticmethod
     def of_world(engine: Engine, name: str) -> Membership:
@@ -46,21 +47,17 @@ class Membership:
     def _make_options(self, op: ReduceOp, prescale: float = 1.0) -> ReduceOptions:
         return reduce_options(op, prescale, group=self.group)
 
-    @cache  # noqa: B019 (a membership lives as long as its process group)
-    def tag(self, tag: int) -> int:
+    def _make_tag(self, tag: int) -> int:
         """The engine's tags are those of its world: messages of different groups must not meet there."""
         digest = hashlib.blake2b(f"{self._name}\n{tag}".encode(), digest_size=4).digest()
         return int.from_bytes(digest) >> 1
 
     def leave(self) -> None:
         """Stops the engine, if this is its world. Operations under way end with an error."""
-        self.options.cache_clear()
-        if self.group is not None:
-            self.group = None
-            return
-        atexit.unregister(self._at_exit)
-        self.engine.stop()
-        self.completion.stop()
+        if self.group is None:
+            atexit.unregister(self._at_exit)
+            self.engine.stop()
+            self.completion.stop()
 
     def _at_exit(self) -> None:
         leave_at_exit(self.engine, self.leave)

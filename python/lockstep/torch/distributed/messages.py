@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.distributed_c10d import BarrierOptions
+from torch._C._distributed_c10d import BarrierOptions
 
 from lockstep.errors import InvalidArgumentError
 from lockstep.torch.distributed import memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.distributed.distributed_c10d import (
+from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllToAllOptions,
     BroadcastOptions,
@@ -194,7 +194,7 @@ def _split_back(joined: torch.Tensor, parts: Sequence[torch.Tensor]) -> Callable
 
     def split() -> None:
         with torch.no_grad():
-            for part, elements in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+            for part, elements in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
                 part.copy_(elements.view(part.shape))
 
     return split

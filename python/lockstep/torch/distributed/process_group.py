@@ -14,8 +14,11 @@ from lockstep.torch.distributed.messages import Messages
 from lockstep.torch.distributed.movements import Movements
 from lockstep.torch.distributed.reductions import Reductions
 
+# To the type checker: PyTorch's declarations name neither all of the methods nor what is passed to them.
+_ProcessGroup: Any = dist.ProcessGroup
 
-class LockstepProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):
+
+class LockstepProcessGroup(Reductions, Movements, Messages, _ProcessGroup):  # type: ignore[misc]
     """PyTorch calls these methods from Python and from C++. The spelling of the names is PyTorch's."""
 
     def __init__(self, store: Any, membership: Membership) -> None:

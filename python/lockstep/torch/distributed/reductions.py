@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.distributed.distributed_c10d import (
+from torch._C._distributed_c10d import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
     ReduceScatterOptions,
 )
-from torch.distributed.distributed_c10d import ReduceOptions as TorchReduceOptions
+from torch._C._distributed_c10d import ReduceOptions as TorchReduceOptions
 
 from lockstep.engine import ReduceOptions, Work
 from lockstep.torch.distributed import memory

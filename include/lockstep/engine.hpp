@@ -99,6 +99,11 @@ class LOCKSTEP_API Engine {
   void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
   Work all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
 
+  /// As all_reduce_async, for a caller that waits next but must be able to do something else now and then, such as to
+  /// look for signals. Where peers make the same call at the same time, it is done on return, and the Work is not
+  /// valid.
+  Work all_reduce_at_once(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
+
   /// Several at once, as one unit of work. When one of them is refused, none is submitted.
   void all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
   Work all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options = {});

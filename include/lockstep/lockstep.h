@@ -146,6 +146,10 @@ LS_API int ls_engine_local_size(const ls_engine* engine);
  * input == output means in place; options may be null (sum). */
 LS_API int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
                          const ls_reduce_options* options, ls_work** work);
+/* For a caller that waits next, but in slices (ls_work_wait_slice). Where peers make the same call at the same time it
+ * is done on return, and *work is NULL; otherwise *work is the handle. */
+LS_API int ls_all_reduce_at_once(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                                 const ls_reduce_options* options, ls_work** work);
 LS_API int ls_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* output, int32_t root,
                      const ls_reduce_options* options, ls_work** work);
 LS_API int ls_broadcast(ls_engine* engine, const ls_tensor* tensor, int32_t root, const ls_group* group,

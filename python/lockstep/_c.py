@@ -129,6 +129,7 @@ _FUNCTIONS = {
     "ls_engine_local_rank": (c_int, [c_void_p]),
     "ls_engine_local_size": (c_int, [c_void_p]),
     "ls_all_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, _OPTIONS, _WORK]),
+    "ls_all_reduce_at_once": (c_int, [c_void_p, _TENSOR, _TENSOR, _OPTIONS, _WORK]),
     "ls_grouped_all_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, c_size_t, _OPTIONS, _WORK]),
     "ls_reduce": (c_int, [c_void_p, _TENSOR, _TENSOR, c_int32, _OPTIONS, _WORK]),
     "ls_reduce_scatter": (c_int, [c_void_p, _TENSOR, _TENSOR, _OPTIONS, _WORK]),

@@ -98,10 +98,16 @@ class Engine:
 
     # Operations that write into the caller's tensors. `memory` owns what they read and write.
 
-    def all_reduce(self, source: Tensor, target: Tensor, options: ReduceOptions, memory: object) -> Work:
-        """Reduces `source` of all ranks into `target`; in place when both are the same memory."""
+    def all_reduce(
+        self, source: Tensor, target: Tensor, options: ReduceOptions, memory: object, *, waits: bool = False
+    ) -> Work:
+        """Reduces `source` of all ranks into `target`; in place when both are the same memory.
+
+        `waits`: the caller does so next. Then it may have ended on return, which is faster for all who call it so.
+        """
         engine, work = self._prepare()
-        check(_c.library.ls_all_reduce(engine, byref(source), byref(target), byref(options), byref(work)))
+        submit = _c.library.ls_all_reduce_at_once if waits else _c.library.ls_all_reduce
+        check(submit(engine, byref(source), byref(target), byref(options), byref(work)))
         return Work(self, work, memory)
 
     def grouped_all_reduce(

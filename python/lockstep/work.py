@@ -58,7 +58,7 @@ class Work:
         self._engine = engine
         self._handle = handle
         self._memory = memory
-        self._ended = False
+        self._ended = not handle  # without a handle there is nothing left to wait for
 
     def poll(self) -> bool:
         """True once the operation has ended, well or not. Never blocks."""
@@ -73,6 +73,8 @@ class Work:
         With a timeout in seconds it gives up after that time and returns False; the operation goes on.
         """
         self._engine.check_not_forked()
+        if not self._handle:
+            return True
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if deadline is None:
@@ -112,7 +114,7 @@ class Work:
 
     def __del__(self) -> None:
         # A forked child holds a copy of the handle that is the parent's to free.
-        if self._engine.forked:
+        if self._engine.forked or not self._handle:
             return
         if self._ended or self._engine.stopped or has_ended(self._handle):
             _c.library.ls_work_free(self._handle)

@@ -239,6 +239,18 @@ int ls_all_reduce(ls_engine* engine, const ls_tensor* input, const ls_tensor* ou
   });
 }
 
+int ls_all_reduce_at_once(ls_engine* engine, const ls_tensor* input, const ls_tensor* output,
+                          const ls_reduce_options* options, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    required(work, "work") = nullptr;
+    const auto from = view_of(input);
+    lockstep::Work rest =
+        target.all_reduce_at_once(from, output == input ? from : view_of(output), reduce_options_of(options));
+    if (rest.valid()) hand_over(work, std::move(rest));
+  });
+}
+
 int ls_leaf_blocks(int64_t leaves, int64_t first_leaf, int64_t leaf_count, ls_leaf_block* blocks, size_t capacity,
                    size_t* count) {
   return guarded([&] {

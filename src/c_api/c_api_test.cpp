@@ -89,6 +89,33 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
   for (auto& rank : ranks) rank.join();
 }
 
+TEST(CApi, AtOnceItIsDoneOrHandedOver) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([rank] {
+      const ls_options options = world_of(2, rank, 3);
+      ls_engine* engine = nullptr;
+      ASSERT_EQ(ls_engine_start(&options, &engine), LS_OK) << ls_last_error();
+      for (int turn = 0; turn < 100; ++turn) {
+        float values[] = {1.0F, static_cast<float>(turn)};
+        const int64_t shape[] = {2};
+        const ls_tensor tensor = tensor_of(values, shape, turn % 2 == 0 ? nullptr : "named");
+        ls_work* work = nullptr;
+        ASSERT_EQ(ls_all_reduce_at_once(engine, &tensor, &tensor, nullptr, &work), LS_OK) << ls_last_error();
+        if (work != nullptr) {
+          EXPECT_EQ(ls_work_wait(work, -1), LS_OK) << ls_last_error();
+          ls_work_free(work);
+        }
+        EXPECT_EQ(values[0], 2.0F);
+        EXPECT_EQ(values[1], static_cast<float>(2 * turn));
+      }
+      EXPECT_EQ(ls_all_reduce_at_once(engine, nullptr, nullptr, nullptr, nullptr), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_engine_stop(engine), LS_OK);
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
 TEST(CApi, MistakesComeBackAsStatusAndText) {
   EXPECT_STREQ(ls_version(), lockstep::version());
   EXPECT_EQ(ls_engine_stop(nullptr), LS_INVALID_ARGUMENT);

@@ -77,8 +77,9 @@ class Core {
   /// Submits, waits and throws the operation's error: a blocking call.
   void run_to_end(Request request);
 
-  /// The same by the short cut (express.cpp). False, and nothing has happened, when the call is not for it.
-  bool run_express(const ExpressCall& call);
+  /// The same by the short cut (express.cpp). False, and nothing has happened, when the call is not for it. With `rest`
+  /// it does not wait where it would have to sleep: what is left is there, in the background.
+  bool run_express(const ExpressCall& call, OperationPtr* rest = nullptr);
 
   /// Drives the engine until the operation has ended (true) or `limit` has passed (false). Does not throw its error.
   /// With `in_slices` the limit only ends a slice: the caller does nothing but to wait on, until it is true.

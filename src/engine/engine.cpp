@@ -54,6 +54,15 @@ bool is_plain(const ReduceOptions& options) {
   return is_simple(options) && !options.group.members() && options.prescale == 1.0 && options.postscale == 1.0;
 }
 
+engine::ExpressCall express_all_reduce(const TensorView& input, const TensorView& output,
+                                       const ReduceOptions& options) {
+  return {.kind = Kind::all_reduce,
+          .input = &input,
+          .output = &output,
+          .op = options.op,
+          .by_contributors = options.average_over_contributors};
+}
+
 Request barrier_request(const std::string& name, const Group& group) {
   TensorView nothing;
   nothing.name = name;
@@ -110,14 +119,15 @@ int Engine::local_rank() const noexcept { return core_->options().local_rank; }
 int Engine::local_size() const noexcept { return core_->options().local_size; }
 
 void Engine::all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  if (is_plain(options) && core_->run_express({.kind = Kind::all_reduce,
-                                               .input = &input,
-                                               .output = &output,
-                                               .op = options.op,
-                                               .by_contributors = options.average_over_contributors})) {
-    return;
-  }
+  if (is_plain(options) && core_->run_express(express_all_reduce(input, output, options))) return;
   core_->run_to_end(reduction(Kind::all_reduce, input, output, options));
+}
+Work Engine::all_reduce_at_once(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
+  Core::OperationPtr rest;
+  if (!is_plain(options) || !core_->run_express(express_all_reduce(input, output, options), &rest)) {
+    return all_reduce_async(input, output, options);
+  }
+  return rest ? Work(std::move(rest), core_) : Work();
 }
 Work Engine::all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
   if (!is_simple(options)) return run_async(core_, reduction(Kind::all_reduce, input, output, options));

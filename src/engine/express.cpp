@@ -101,7 +101,7 @@ void Core::run_to_end(Request request) {
   check(*operation);
 }
 
-bool Core::run_express(const ExpressCall& call) {
+bool Core::run_express(const ExpressCall& call, OperationPtr* rest) {
   if (!expressive_ || !is_express(call, transport_->size())) return false;
   OperationPtr operation;
   {
@@ -130,7 +130,16 @@ bool Core::run_express(const ExpressCall& call) {
     if (span.kind == nullptr) record_express(call, number, span);
     operation = adopt(call, number);
     operation->trace = span;
+    if (rest != nullptr) {
+      operation->background = true;
+      ++background_;
+      wake_thread();
+    }
     begin_if_complete(operation->notice.head.id);
+  }
+  if (rest != nullptr) {
+    *rest = std::move(operation);
+    return true;
   }
   wait(*operation);
   check(*operation);

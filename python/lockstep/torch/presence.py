@@ -24,7 +24,7 @@ class Presence:
         self._bytes = len(mine)
         buffer = ctypes.create_string_buffer(mine, len(mine))
         view = make_tensor(ctypes.addressof(buffer), DType.U8, (2, len(mine) // 2), self._key)
-        world.engine().all_reduce(view, view, self._options, buffer).wait()
+        world.engine().all_reduce(view, view, self._options, buffer, waits=True).wait()
         return buffer.raw
 
     def exchange_nothing(self) -> None:

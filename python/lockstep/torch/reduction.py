@@ -55,7 +55,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns its argument."""
     options = _options(average, op, prescale_factor, postscale_factor, process_set)
-    return handles.synchronize(_start([tensor], [name], options, in_place=True))[0]  # type: ignore[no-any-return]
+    handle = _start([tensor], [name], options, in_place=True, waits=True)
+    return handles.synchronize(handle)[0]  # type: ignore[no-any-return]
 
 
 def allreduce_async(
@@ -203,7 +204,7 @@ def _reduce(
     options: ReduceOptions,
 ) -> list[torch.Tensor]:
     compressed = [compression.compress(tensor.detach()) for tensor in tensors]
-    handle = _start([tensor for tensor, _ in compressed], names, options, in_place=False)
+    handle = _start([tensor for tensor, _ in compressed], names, options, in_place=False, waits=True)
     reduced = handles.synchronize(handle)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, compressed, strict=True)]
 
@@ -218,6 +219,7 @@ def _start(
     options: ReduceOptions,
     *,
     in_place: bool,
+    waits: bool = False,
     finish: Callable[[list[torch.Tensor]], Any] = list,
 ) -> int:
     if not tensors:
@@ -235,7 +237,7 @@ def _start(
         for source, target, memory, key in zip(sources, written, read, keys, strict=True)
     ]
     if len(tensors) == 1:
-        work = world.engine().all_reduce(sources[0], targets[0], options, (read, written))
+        work = world.engine().all_reduce(sources[0], targets[0], options, (read, written), waits=waits)
     else:
         work = world.engine().grouped_all_reduce(sources, targets, options, (read, written))
     outputs = list(tensors) if in_place else written

@@ -41,7 +41,7 @@ class Reductions(Operations):
             return self.started("all_reduce", works, [tensor], finish)
         used = memory.source(tensor, "all_reduce")
         view = view_of(used, None)
-        work = self.membership.engine.all_reduce(view, view, options, used)
+        work = self.membership.engine.all_reduce(view, view, options, used, waits=not opts.asyncOp)
         return self.started("all_reduce", [work], [tensor], memory.copy_back([used], [tensor]))
 
     def allreduce_coalesced(

@@ -16,7 +16,7 @@ LAYERS = (
 
 # Above the engine: the public headers, the folder itself, and what is listed here.
 ABOVE = {
-    "launcher": {"base", "net", "rendezvous"},
+    "launcher": {"base", "trace", "net", "rendezvous"},
     "adapters": set(),
     "parallel": {"adapters"},
     "planner": set(),

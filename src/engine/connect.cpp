@@ -61,6 +61,7 @@ std::shared_ptr<Core> connect(Options options, const Hopeless& hopeless) {
       [&] { return heap::Segment::create(transport::shm_segment_shape(options.size, heap_bytes)); });
   auto segment = heap::Segment::attach(meeting.descriptor());
   auto core = std::make_shared<Core>(options, transport::make_shm_transport(std::move(segment), options.rank));
+  core->recorder().flight_record().publish();
   // From here on the shared memory tells who is alive; before, the open connections of the meeting did.
   meeting.ready();
   return core;

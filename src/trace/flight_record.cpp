@@ -2,15 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
-#include "base/fd.hpp"
 #include "base/log.hpp"
+#include "trace/flight_reader.hpp"
 #include "trace/write_whole.hpp"
 
 namespace lockstep::trace {
@@ -191,6 +193,16 @@ void FlightRecord::failed(const Ticket& ticket, Ticks now, std::string_view why)
   change.set_ticks(offsetof(Entry, ended), now);
   change.set_state(State::failed);
   if (!noted) change.set_note(why);
+}
+
+void FlightRecord::publish() noexcept {
+  const FlightBeacon beacon{.magic = FlightBeacon::kMagic,
+                            .slots = reinterpret_cast<std::uint64_t>(slots_.get()),
+                            .count = size_,
+                            .made = made_,
+                            .process = ::getpid()};
+  Fd file(::memfd_create(FlightBeacon::kName, MFD_CLOEXEC));
+  if (file && ::pwrite(file.get(), &beacon, sizeof beacon, 0) == sizeof beacon) beacon_ = std::move(file);
 }
 
 // --- reading

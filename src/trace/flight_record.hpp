@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fd.hpp"
 #include "trace/short_text.hpp"
 #include "trace/ticks.hpp"
 
@@ -58,6 +59,10 @@ class FlightRecord {
   void done(const Ticket& ticket, Ticks now);
   void failed(const Ticket& ticket, Ticks now, std::string_view why);  ///< a note about waiting stays, and tells more
 
+  /// Lets other processes of this user find the record, even while this one is stopped: see flight_reader.hpp. Without
+  /// it, or if the system refuses, they do not.
+  void publish() noexcept;
+
   /// In order of submission.
   std::vector<Entry> entries() const;
 
@@ -79,6 +84,7 @@ class FlightRecord {
   };
   static_assert(sizeof(Slot) == 256);
 
+  friend class FlightReader;
   struct Change;
   std::optional<Entry> read(const Slot& slot) const;
   Slot* find(const Ticket& ticket);
@@ -90,6 +96,7 @@ class FlightRecord {
   const ClockPoint made_ = ClockPoint::now();
   std::uint64_t serial_ = 0;
   std::size_t place_ = 0;
+  Fd beacon_;
 };
 
 }  // namespace lockstep::trace

@@ -1,6 +1,7 @@
 #include "child.hpp"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -33,6 +34,16 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
+/// A kernel that refuses leaves the rank where it is, which is slower at worst.
+void bind_to(const std::vector<int>& cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(cpu), &set);
+  }
+  if (!cpus.empty()) ::sched_setaffinity(0, sizeof set, &set);
+}
+
 /// Everything between fork and exec. Returns only when the program cannot be executed, with errno set.
 void become_program(const ChildSettings& settings, pid_t launcher, int output, int error, char* const* arguments,
                     char* const* environment) {
@@ -48,6 +59,7 @@ void become_program(const ChildSettings& settings, pid_t launcher, int output, i
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   ::fcntl(settings.secret_fd, F_SETFD, 0);
 
+  bind_to(settings.cpus);
   ::setrlimit(RLIMIT_NOFILE, &settings.inherited.open_files);
   if (settings.inherited.default_sigpipe) ::signal(SIGPIPE, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &settings.inherited.signal_mask, nullptr);

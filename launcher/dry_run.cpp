@@ -1,10 +1,13 @@
 #include "dry_run.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <vector>
 
 #include "environment.hpp"
 #include "rank_output.hpp"
+#include "topology.hpp"
 
 namespace lockstep::launcher {
 
@@ -12,7 +15,8 @@ namespace {
 
 bool is_known_beforehand(const std::string& setting) {
   const std::string name = setting.substr(0, setting.find('='));
-  return name != "LOCKSTEP_JOB" && name != "LOCKSTEP_SECRET_FD" && name != "MASTER_PORT";
+  return name != "LOCKSTEP_JOB" && name != "TORCHELASTIC_RUN_ID" && name != "LOCKSTEP_SECRET_FD" &&
+         name != "MASTER_PORT";
 }
 
 }  // namespace
@@ -32,16 +36,20 @@ std::string shell_quoted(const std::string& text) {
 }
 
 std::string describe_job(const RunOptions& options, const Program& program) {
-  const std::vector<std::string> inherited = current_environment();
+  const std::vector<std::string> present = current_environment();
+  const std::vector<std::string> inherited = with_settings(present, options.environment);
+  const std::vector<std::vector<int>> cpus = bind_ranks(options.processes, options.binding);
   JobEnvironment job;
   job.threads_per_rank = threads_per_rank(options.processes);
+  job.max_restarts = options.max_restarts;
   std::string result;
   for (int rank = 0; rank < options.processes; ++rank) {
     result += rank_prefix(rank, false);
     for (const auto& setting : rank_environment(inherited, job, place_on_one_machine(rank, options.processes))) {
-      const bool is_new = std::find(inherited.begin(), inherited.end(), setting) == inherited.end();
+      const bool is_new = std::find(present.begin(), present.end(), setting) == present.end();
       if (is_new && is_known_beforehand(setting)) result += shell_quoted(setting) + " ";
     }
+    if (!cpus.empty()) result += fmt::format("taskset -c {} ", list_text(cpus[static_cast<std::size_t>(rank)]));
     result += shell_quoted(program.path);
     for (std::size_t i = 1; i < program.arguments.size(); ++i) result += " " + shell_quoted(program.arguments[i]);
     result += "\n";

@@ -31,11 +31,18 @@ Settings identity(const JobEnvironment& job, const Placement& at) {
       {"LOCKSTEP_LOCAL_SIZE", to_string(at.local_size)},
       {"LOCKSTEP_CROSS_RANK", to_string(at.cross_rank)},
       {"LOCKSTEP_CROSS_SIZE", to_string(at.cross_size)},
+      {"LOCKSTEP_RESTART", to_string(job.restart)},
       {"RANK", to_string(at.rank)},
       {"WORLD_SIZE", to_string(at.size)},
       {"LOCAL_RANK", to_string(at.local_rank)},
       {"LOCAL_WORLD_SIZE", to_string(at.local_size)},
       {"GROUP_RANK", to_string(at.cross_rank)},
+      {"GROUP_WORLD_SIZE", to_string(at.cross_size)},
+      {"ROLE_RANK", to_string(at.rank)},
+      {"ROLE_WORLD_SIZE", to_string(at.size)},
+      {"TORCHELASTIC_RUN_ID", job.job_id},
+      {"TORCHELASTIC_RESTART_COUNT", to_string(job.restart)},
+      {"TORCHELASTIC_MAX_RESTARTS", to_string(job.max_restarts)},
       {"MASTER_ADDR", job.master_address},
       {"MASTER_PORT", to_string(job.master_port)},
       {"HOROVOD_RANK", to_string(at.rank)},
@@ -75,6 +82,15 @@ const char* find_variable(const std::vector<std::string>& environment, const std
     if (has_name(entry, name)) return entry.c_str() + name.size() + 1;
   }
   return nullptr;
+}
+
+std::vector<std::string> with_settings(std::vector<std::string> environment, const std::vector<std::string>& settings) {
+  for (const std::string& setting : settings) {
+    const std::string name = setting.substr(0, setting.find('='));
+    std::erase_if(environment, [&](const std::string& entry) { return has_name(entry, name); });
+    environment.push_back(setting);
+  }
+  return environment;
 }
 
 std::vector<std::string> rank_environment(const std::vector<std::string>& inherited, const JobEnvironment& job,

@@ -25,6 +25,8 @@ struct JobEnvironment {
   std::string master_address = "127.0.0.1";
   int master_port = 0;
   int threads_per_rank = 1;
+  int restart = 0;  ///< how often the job has been started again
+  int max_restarts = 0;
   int columns = 0;  ///< width left for a rank's progress bar on a terminal; 0: the output is not a terminal
 };
 
@@ -32,6 +34,10 @@ struct JobEnvironment {
 /// Values that only improve the defaults (threads, unbuffered Python) give way to what the user has set.
 std::vector<std::string> rank_environment(const std::vector<std::string>& inherited, const JobEnvironment& job,
                                           const Placement& placement);
+
+/// `environment` with each NAME=value of `settings` instead of what it had by that name. Of equal names the last
+/// counts.
+std::vector<std::string> with_settings(std::vector<std::string> environment, const std::vector<std::string>& settings);
 
 /// The value of `name` in a list of NAME=value, or nullptr. Valid as long as the list is.
 const char* find_variable(const std::vector<std::string>& environment, const std::string& name);

@@ -1,4 +1,5 @@
-// One job on this machine: starts the ranks, shows their output, and brings all of them to an end.
+// One job on this machine: starts the ranks, shows their output, brings all of them to an end, and starts them again
+// if that is wanted.
 #pragma once
 
 #include "program.hpp"
@@ -7,8 +8,9 @@
 namespace lockstep::launcher {
 
 /// Runs the job until nothing of it is left. Returns the launcher's exit code.
-/// Throws std::system_error when the operating system refuses something; nothing is left running then either.
-/// REQUIRES: descriptors 0 to 2 are open, and the process has one thread.
+/// Throws UnavailableError when the machine has too little for it, and std::system_error when the operating system
+/// refuses something; nothing is left running then either. REQUIRES: descriptors 0 to 2 are open, and the process has
+/// one thread.
 int run_job(const RunOptions& options, const Program& program);
 
 }  // namespace lockstep::launcher

@@ -10,10 +10,14 @@
 #include <variant>
 #include <vector>
 
+#include "doctor.hpp"
 #include "dry_run.hpp"
 #include "job.hpp"
+#include "lockstep/version.hpp"
 #include "program.hpp"
 #include "run_options.hpp"
+#include "self_check.hpp"
+#include "stack.hpp"
 
 namespace {
 
@@ -22,6 +26,7 @@ using Arguments = std::vector<std::string>;
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
+constexpr int kExitUnavailable = 69;
 
 int show(const std::string& text) {
   // A line that cannot be written (a full disk, a closed pipe) must not look like success.
@@ -32,6 +37,7 @@ int run(const Arguments& arguments) {
   const auto parsed = parse_run_options(arguments);
   if (const auto* help = std::get_if<HelpText>(&parsed)) return show(help->text);
   const auto& options = std::get<RunOptions>(parsed);
+  if (options.check_build) return show(build_table());
   const char* search_path = std::getenv("PATH");
   const Program program =
       resolve_program(options.command, options.module, search_path != nullptr ? search_path : "/usr/bin:/bin");
@@ -46,6 +52,8 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"run", "start a program as the ranks of one job", run},
+    {"stack", "show where every rank of a running job is", run_stack},
+    {"doctor", "look at what is installed and works, and how to mend what does not", run_doctor},
 };
 
 std::string overview() {
@@ -57,8 +65,9 @@ std::string overview() {
 int dispatch(const Arguments& arguments) {
   if (arguments.empty()) throw UsageError("a command is missing, for example: lockstep run -np 2 python train.py");
   const std::string& name = arguments.front();
-  if (name == "--version" || name == "-V") return show(fmt::format("lockstep {}\n", LOCKSTEP_VERSION));
+  if (name == "--version" || name == "-V") return show(fmt::format("lockstep {}\n", lockstep::version()));
   if (name == "--help" || name == "-h" || name == "help") return show(overview());
+  if (name == kSelfTestRank && arguments.size() == 2) return run_self_test_rank(arguments[1]);
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run(Arguments(arguments.begin() + 1, arguments.end()));
   }
@@ -83,6 +92,9 @@ int main(int argc, char** argv) {
   } catch (const UsageError& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return kExitUsage;
+  } catch (const UnavailableError& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return kExitUnavailable;
   } catch (const std::exception& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return kExitFailed;

@@ -97,6 +97,15 @@ bool has_in_environment(pid_t pid, const std::string& setting) {
   return environment.find('\0' + setting + '\0') != std::string::npos;
 }
 
+std::optional<std::string> read_from_environment(pid_t pid, const std::string& name) {
+  const std::string environment = '\0' + read_proc_file(pid, "environ");
+  const std::string start = '\0' + name + '=';
+  const std::size_t found = environment.find(start);
+  if (found == std::string::npos) return std::nullopt;
+  const std::size_t begin = found + start.size();
+  return environment.substr(begin, environment.find('\0', begin) - begin);
+}
+
 UniqueFd open_process(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
 
 std::vector<pid_t> end_processes(const std::function<std::vector<pid_t>()>& find, milliseconds patience) {

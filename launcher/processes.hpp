@@ -37,6 +37,9 @@ std::vector<pid_t> living_descendants(pid_t ancestor, pid_t except);
 /// True when the process was started with NAME=value (`setting`) in its environment. False when it may not be read.
 bool has_in_environment(pid_t pid, const std::string& setting);
 
+/// The value of NAME with which the process was started. Nothing when there is none, or it may not be read.
+std::optional<std::string> read_from_environment(pid_t pid, const std::string& name);
+
 /// A descriptor that becomes readable when the process ends, and names it even if its number is used again.
 UniqueFd open_process(pid_t pid);
 

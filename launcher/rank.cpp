@@ -30,8 +30,9 @@ UniqueFd create_file(const std::string& path) {
 
 }  // namespace
 
-Rank::Rank(int number, Screens& screens)
-    : output_(number, screens.output(), nullptr), error_(number, screens.error(), &tail_) {
+Rank::Rank(int number, Screens& screens, EventLog* events)
+    : output_(number, "stdout", screens.output(), events, nullptr),
+      error_(number, "stderr", screens.error(), events, &tail_) {
   outcome_.rank = number;
 }
 

@@ -13,8 +13,9 @@ namespace lockstep::launcher {
 
 class Rank {
  public:
-  /// The screens must outlive the rank. Not movable: its streams refer to its other members.
-  Rank(int number, Screens& screens);
+  /// With `events` (may be null) the lines of the rank become events. Both must outlive the rank.
+  /// Not movable: its streams refer to its other members.
+  Rank(int number, Screens& screens, EventLog* events);
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 

@@ -14,10 +14,13 @@ std::string rank_prefix(int rank, bool coloured) {
   return fmt::format("\x1b[{}m[{}]\x1b[0m ", kColours[static_cast<std::size_t>(rank) % kColours.size()], rank);
 }
 
-RankOutput::RankOutput(int rank, Screen& screen, StderrTail* tail)
-    : has_live_line_(rank == 0 && screen.kind() == ScreenKind::terminal),
+RankOutput::RankOutput(int rank, const char* stream, Screen& screen, EventLog* events, StderrTail* tail)
+    : rank_(rank),
+      stream_(stream),
+      has_live_line_(rank == 0 && screen.kind() == ScreenKind::terminal && events == nullptr),
       prefix_(rank_prefix(rank, screen.coloured())),
       screen_(screen),
+      events_(events),
       tail_(tail) {}
 
 void RankOutput::feed(std::string_view data) {
@@ -34,12 +37,21 @@ void RankOutput::finish() {
 void RankOutput::show(std::string_view text, LineEnd end) {
   if (end == LineEnd::carriage_return) {
     // A line that its writer draws over. A terminal shows its last state only; in a file each state is worth a line.
-    if (screen_.kind() == ScreenKind::plain && !text.empty()) screen_.line(prefix_, text);
+    const bool plain = screen_.kind() == ScreenKind::plain || events_ != nullptr;
+    if (plain && !text.empty()) show_line(text);
     return;
   }
   if (has_live_line_) screen_.live(this, {}, {});  // it becomes this line
-  screen_.line(prefix_, text);
+  show_line(text);
   if (tail_ != nullptr) tail_->add(text);
+}
+
+void RankOutput::show_line(std::string_view text) {
+  if (events_ != nullptr) {
+    events_->output(rank_, stream_, text);
+  } else {
+    screen_.line(prefix_, text);
+  }
 }
 
 void RankOutput::copy(std::string_view data) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "events.hpp"
 #include "line_splitter.hpp"
 #include "screen.hpp"
 #include "stderr_tail.hpp"
@@ -17,8 +18,9 @@ std::string rank_prefix(int rank, bool coloured);
 
 class RankOutput {
  public:
-  /// `tail` (may be null) receives the lines as well. The screen and the tail must outlive this object.
-  RankOutput(int rank, Screen& screen, StderrTail* tail);
+  /// `stream` is its name for `events`, which, unless null, gets the lines instead of the screen. `tail` (may be null)
+  /// receives the lines as well. All of them must outlive this object.
+  RankOutput(int rank, const char* stream, Screen& screen, EventLog* events, StderrTail* tail);
 
   /// Keeps an exact copy of the stream in a file.
   void copy_to(UniqueFd file) { copy_ = std::move(file); }
@@ -35,9 +37,14 @@ class RankOutput {
   void show(std::string_view text, LineEnd end);
   void copy(std::string_view data);
 
+  void show_line(std::string_view text);
+
+  int rank_;
+  const char* stream_;
   bool has_live_line_;
   std::string prefix_;
   Screen& screen_;
+  EventLog* events_;
   StderrTail* tail_;
   LineSplitter splitter_;
   UniqueFd copy_;

@@ -10,22 +10,6 @@ namespace lockstep::launcher {
 
 namespace {
 
-std::string what_happened(const FailureReport& report) {
-  const RankOutcome& cause = report.cause;
-  switch (cause.state) {
-    case RankState::not_started:
-      return fmt::format("rank {} could not be started: {}: {}", cause.rank, report.program, ::strerror(cause.code));
-    case RankState::stopped:
-      return fmt::format("rank {} (pid {}) was stopped (state T) and did not take part any more", cause.rank,
-                         cause.pid);
-    case RankState::killed:
-      return fmt::format("rank {} (pid {}) was killed by {}{}", cause.rank, cause.pid, signal_name(cause.code),
-                         cause.code == SIGKILL && report.memory != MemoryEvidence::none ? ": out of memory" : "");
-    default:
-      return fmt::format("rank {} (pid {}) exited with code {}", cause.rank, cause.pid, cause.code);
-  }
-}
-
 std::string advice_after_kill(MemoryEvidence memory) {
   static constexpr const char* kSaveMemory = "use a smaller batch or fewer ranks (-np), or give the job more memory";
   switch (memory) {
@@ -51,6 +35,39 @@ std::string left_early(const FailureReport& report) {
     }
   }
   return {};
+}
+
+bool others_were_stopped(const FailureReport& report) {
+  return std::any_of(report.all.begin(), report.all.end(),
+                     [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
+}
+
+}  // namespace
+
+std::string signal_name(int signal_number) {
+  const char* name = ::sigabbrev_np(signal_number);
+  return name != nullptr ? fmt::format("SIG{} ({})", name, signal_number) : fmt::format("signal {}", signal_number);
+}
+
+bool is_out_of_memory(const FailureReport& report) {
+  return report.cause.state == RankState::killed && report.cause.code == SIGKILL &&
+         report.memory != MemoryEvidence::none;
+}
+
+std::string what_happened(const FailureReport& report) {
+  const RankOutcome& cause = report.cause;
+  switch (cause.state) {
+    case RankState::not_started:
+      return fmt::format("rank {} could not be started: {}: {}", cause.rank, report.program, ::strerror(cause.code));
+    case RankState::stopped:
+      return fmt::format("rank {} (pid {}) was stopped (state T) and did not take part any more", cause.rank,
+                         cause.pid);
+    case RankState::killed:
+      return fmt::format("rank {} (pid {}) was killed by {}{}", cause.rank, cause.pid, signal_name(cause.code),
+                         is_out_of_memory(report) ? ": out of memory" : "");
+    default:
+      return fmt::format("rank {} (pid {}) exited with code {}", cause.rank, cause.pid, cause.code);
+  }
 }
 
 std::string next_step(const FailureReport& report) {
@@ -82,18 +99,6 @@ std::string next_step(const FailureReport& report) {
   if (cause.code == 127 || cause.code == 126) return "a shell could not find or run a command; see the lines above";
   if (report.last_words.empty()) return "it wrote nothing to stderr; --output DIR keeps all that each rank writes";
   return "see its last lines above; --output DIR keeps all that each rank writes";
-}
-
-bool others_were_stopped(const FailureReport& report) {
-  return std::any_of(report.all.begin(), report.all.end(),
-                     [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
-}
-
-}  // namespace
-
-std::string signal_name(int signal_number) {
-  const char* name = ::sigabbrev_np(signal_number);
-  return name != nullptr ? fmt::format("SIG{} ({})", name, signal_number) : fmt::format("signal {}", signal_number);
 }
 
 std::vector<std::string> describe(const FailureReport& report) {

@@ -17,6 +17,13 @@ struct FailureReport {
   std::string program;  ///< the file that was executed
 };
 
+/// "rank 1 (pid 4711) was killed by SIGKILL (9)", and what the user can do about it.
+std::string what_happened(const FailureReport& report);
+std::string next_step(const FailureReport& report);
+
+/// True when the kernel killed the rank because memory ran out.
+bool is_out_of_memory(const FailureReport& report);
+
 /// The report, line by line.
 std::vector<std::string> describe(const FailureReport& report);
 

@@ -1,13 +1,23 @@
 #include "run_options.hpp"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <climits>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <sstream>
+
+#include "config_file.hpp"
+#include "environment.hpp"
+#include "foreign_options.hpp"
 
 namespace lockstep::launcher {
 
@@ -20,10 +30,15 @@ A PROGRAM that ends in .py and is not an executable script is run with python3.
 Output: lines of the ranks' stdout come out on stdout, those of stderr on stderr, whole and with "[rank] " before
 them. On a terminal the rank is coloured (NO_COLOR switches that off) and a progress bar of rank 0 stays in place.
 Input: rank 0 reads the standard input unless that is a terminal; the other ranks read nothing.
-Ctrl-C stops the job, a second one at once. When a rank fails the others are stopped, and the last lines say who
-failed first, and why.
+Ctrl-C stops the job, a second one at once; Ctrl-\ shows where every rank is. When a rank fails the others are stopped,
+and the last lines say who failed first, and why.
 
-Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 130 after Ctrl-C; 143 after SIGTERM.
+Options of torchrun and horovodrun are understood, with - or _ between words; one that has nothing to choose here is
+said to have no effect. A config file is TOML with the long options as keys, and settings for the ranks in the table
+[environment]; what stands on the command line counts more.
+
+Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 69 this machine lacks what the job needs;
+130 after Ctrl-C; 143 after SIGTERM.
 
 Examples:
   lockstep run -np 4 python train.py --epochs 3
@@ -35,12 +50,14 @@ constexpr int kMostProcesses = 4096;
 /// CLI11 knows one-letter flags only, so `-np` gets its long name; and torchrun's underscores become dashes.
 /// Tokens of the user's program are rewritten too, which is harmless: they are taken from the original list.
 std::string canonical(const std::string& argument) {
-  if (argument == "-np") return "--num-proc";
-  if (argument.rfind("-np=", 0) == 0) return "--num-proc" + argument.substr(3);
+  static const std::map<std::string, std::string> kShort = {
+      {"-np", "--num-proc"}, {"-hostfile", "--hostfile"}, {"-cb", "--check-build"}};
+  const std::size_t name_end = std::min(argument.find('='), argument.size());
+  const auto known = kShort.find(argument.substr(0, name_end));
+  if (known != kShort.end()) return known->second + argument.substr(name_end);
   if (argument.rfind("--", 0) != 0) return argument;
   std::string result = argument;
-  std::replace(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(std::min(result.find('='), result.size())),
-               '_', '-');
+  std::replace(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(name_end), '_', '-');
   return result;
 }
 
@@ -51,6 +68,7 @@ class RunFormatter : public CLI::Formatter {
 };
 
 int parse_processes(const std::string& text) {
+  if (text == "auto" || text == "cpu") return usable_cores();  // torchrun's words
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMostProcesses) {
@@ -62,63 +80,222 @@ int parse_processes(const std::string& text) {
   return value;
 }
 
-}  // namespace
+/// "name:slots,name:slots", and a file with lines "name slots=N" or "name:N": only this machine so far.
+void refuse_other_hosts(const std::string& hosts, const std::string& hostfile) {
+  std::vector<std::string> entries;
+  std::istringstream list(hosts);
+  for (std::string entry; std::getline(list, entry, ',');) entries.push_back(entry);
+  if (!hostfile.empty()) {
+    std::ifstream file(hostfile);
+    if (!file) throw UsageError(fmt::format("--hostfile: cannot read {}", hostfile));
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line.substr(0, line.find('#')));
+      if (std::string entry; words >> entry) entries.push_back(entry);
+    }
+  }
+  std::array<char, HOST_NAME_MAX + 1> here{};
+  ::gethostname(here.data(), here.size() - 1);
+  for (const std::string& entry : entries) {
+    const std::string name = entry.substr(0, entry.find(':'));
+    if (name.empty() || name == "localhost" || name == "127.0.0.1" || name == here.data()) continue;
+    throw UsageError(
+        fmt::format("{} is not this machine, and jobs of several machines are not there yet. Leave out the hosts to "
+                    "start all ranks here",
+                    name));
+  }
+}
 
-std::variant<RunOptions, HelpText> parse_run_options(const std::vector<std::string>& arguments) {
-  RunOptions options;
-  std::string processes;
-  double shutdown_seconds = 2.0;
+/// One use of the parser: the options, what the parser puts in them, and the checks that follow.
+class CommandLine {
+ public:
+  explicit CommandLine(const std::vector<std::string>& arguments);
 
-  CLI::App app("Starts N processes of a program on this machine as the ranks of one job.", "lockstep run");
-  app.formatter(std::make_shared<RunFormatter>());
-  app.footer(kFooter);
-  app.prefix_command();
-  app.add_option("-n,--num-proc,--nproc-per-node", processes, "Number of processes; also written -np")->type_name("N");
-  app.add_flag("-m,--module", options.module, "PROGRAM is a Python module: python3 -m PROGRAM");
-  app.add_option("--output", options.output_directory,
-                 "Also keep each rank's output, as it was written, in DIR/rank.R/stdout and DIR/rank.R/stderr")
+  std::variant<RunOptions, HelpText> read();
+
+ private:
+  struct Foreign {
+    const ForeignOption* meaning;
+    CLI::Option* option;
+  };
+
+  void add_own_options();
+  void add_familiar_options();
+  void take_program();
+  void take_config_file();
+  void take_familiar_options();
+  void finish();
+
+  const std::vector<std::string>& arguments_;
+  CLI::App app_;
+  RunOptions options_;
+  std::string processes_;
+  std::string config_;
+  std::string hosts_;
+  std::string hostfile_;
+  std::string nodes_ = "1";
+  std::string node_rank_ = "0";
+  double shutdown_seconds_ = 2.0;
+  bool verbose_ = false;
+  std::vector<Foreign> foreign_;
+};
+
+CommandLine::CommandLine(const std::vector<std::string>& arguments)
+    : arguments_(arguments),
+      app_("Starts N processes of a program on this machine as the ranks of one job.", "lockstep run") {
+  app_.formatter(std::make_shared<RunFormatter>());
+  app_.footer(kFooter);
+  app_.prefix_command();
+  add_own_options();
+  add_familiar_options();
+}
+
+void CommandLine::add_own_options() {
+  static const std::map<std::string, Binding> kBindings = {
+      {"auto", Binding::automatic}, {"none", Binding::none}, {"node", Binding::node}, {"core", Binding::core}};
+  app_.add_option("-n,--num-proc,--nproc-per-node", processes_, "Number of processes; also written -np")
+      ->type_name("N");
+  app_.add_flag("-m,--module", options_.module, "PROGRAM is a Python module: python3 -m PROGRAM");
+  app_.add_option("--output,--log-dir,--output-filename", options_.output_directory,
+                  "Also keep each rank's output, as it was written, in DIR/rank.R/stdout and DIR/rank.R/stderr")
       ->type_name("DIR");
-  app.add_option("--shutdown-timeout", shutdown_seconds,
-                 "Seconds a rank that was asked to stop has before it is killed (2)")
+  app_.add_flag("-q,--quiet", options_.quiet, "Show only the output of the ranks, and errors");
+  app_.add_flag("--json", options_.json,
+                "For tools: standard output has one JSON object per line, for each line of output and each event");
+  app_.add_option("--max-restarts", options_.max_restarts, "After a failure, start the whole job again, up to N times")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1'000'000));
+  app_.add_option("--bind", options_.binding,
+                  "What a rank is bound to: core, node (of memory), none; auto: node where there are several")
+      ->type_name("WHAT")
+      ->transform(CLI::CheckedTransformer(kBindings).description(""));
+  app_.add_option("-x,--env", options_.environment, "A variable for the ranks; may be given several times")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
+  app_.add_option("--shutdown-timeout", shutdown_seconds_,
+                  "Seconds a rank that was asked to stop has before it is killed (2)")
       ->type_name("SECONDS")
       ->check(CLI::Range(0.0, 86400.0));
-  app.add_flag("-q,--quiet", options.quiet, "Show only the output of the ranks, and errors");
-  app.add_flag("--dry-run", options.dry_run, "Show what would be started, and start nothing");
+  app_.add_option("--config-file", config_, "Read options from this TOML file")->type_name("FILE");
+  app_.add_flag("--dry-run", options_.dry_run, "Show what would be started, and start nothing");
+}
 
+void CommandLine::add_familiar_options() {
+  const char* hidden = "";
+  app_.add_flag("--check-build", options_.check_build)->group(hidden);
+  app_.add_flag("--verbose", verbose_)->group(hidden);
+  app_.add_option("-H,--hosts", hosts_)->group(hidden);
+  app_.add_option("--hostfile", hostfile_)->group(hidden);
+  app_.add_option("--nnodes", nodes_)->group(hidden);
+  app_.add_option("--node-rank", node_rank_)->group(hidden);
+  app_.add_option("--master-port", options_.master_port)->check(CLI::Range(1, 65535))->group(hidden);
+  for (const ForeignOption& meaning : foreign_options()) {
+    const std::string name = std::string(meaning.name) == "--ssh-port"            ? "-p,--ssh-port"
+                             : std::string(meaning.name) == "--ssh-identity-file" ? "-i,--ssh-identity-file"
+                                                                                  : meaning.name;
+    CLI::Option* option = meaning.takes_value ? app_.add_option(name) : app_.add_flag(name);
+    foreign_.push_back({&meaning, option->group(hidden)});
+  }
+}
+
+std::variant<RunOptions, HelpText> CommandLine::read() {
   std::vector<std::string> reversed;
-  for (auto it = arguments.rbegin(); it != arguments.rend(); ++it) reversed.push_back(canonical(*it));
+  for (auto it = arguments_.rbegin(); it != arguments_.rend(); ++it) reversed.push_back(canonical(*it));
   try {
-    app.parse(reversed);
+    app_.parse(reversed);
   } catch (const CLI::CallForHelp&) {
-    return HelpText{app.help()};
+    return HelpText{app_.help()};
   } catch (const CLI::ParseError& error) {
     throw UsageError(fmt::format("{}. See: lockstep run --help", error.what()));
   }
+  if (options_.check_build) return options_;
+  take_program();
+  if (!config_.empty()) take_config_file();
+  take_familiar_options();
+  finish();
+  return options_;
+}
 
-  // The parser leaves the program and all that follows it, but also flags that it does not know.
-  const std::size_t left = app.remaining().size();
-  options.command.assign(arguments.end() - static_cast<std::ptrdiff_t>(left), arguments.end());
-  if (left > 0 && app.remaining().front() == "--") {
-    options.command.erase(options.command.begin());
-  } else if (left > 0 && app.remaining().front().size() > 1 && app.remaining().front()[0] == '-') {
+/// The parser leaves the program and all that follows it, but also flags that it does not know.
+void CommandLine::take_program() {
+  const std::vector<std::string> remaining = app_.remaining();
+  options_.command.assign(arguments_.end() - static_cast<std::ptrdiff_t>(remaining.size()), arguments_.end());
+  if (remaining.empty()) return;
+  if (remaining.front() == "--") {
+    options_.command.erase(options_.command.begin());
+  } else if (remaining.front().size() > 1 && remaining.front()[0] == '-') {
     throw UsageError(
         fmt::format("unknown option {}. Options of lockstep run stand before PROGRAM; see: "
                     "lockstep run --help",
-                    app.remaining().front()));
+                    remaining.front()));
   }
+}
 
-  if (processes.empty() && app.count("--num-proc") == 0) {
+void CommandLine::take_config_file() {
+  const ConfigFile file = read_config_file(config_);
+  for (const ConfigFile::Entry& entry : file.options) {
+    CLI::Option* option = app_.get_option_no_throw("--" + entry.key);
+    if (option == nullptr || entry.key == "help" || entry.key == "config-file") {
+      throw UsageError(fmt::format("{}:{}: there is no option {}. The keys are the long options of lockstep run --help",
+                                   config_, entry.line, entry.key));
+    }
+    if (option->count() > 0) continue;  // the command line counts more
+    try {
+      option->add_result(entry.value);
+      option->run_callback();
+    } catch (const CLI::ParseError& error) {
+      throw UsageError(fmt::format("{}:{}: {}", config_, entry.line, error.what()));
+    }
+  }
+  // In front, so that what was given with -x comes later and counts.
+  options_.environment.insert(options_.environment.begin(), file.environment.begin(), file.environment.end());
+}
+
+void CommandLine::take_familiar_options() {
+  for (const auto& [meaning, option] : foreign_) {
+    if (option->count() == 0) continue;
+    switch (meaning->kind) {
+      case ForeignOption::Kind::setting:
+        if (const auto value = setting_value(*meaning, option->results().back())) {
+          options_.environment.push_back(fmt::format("{}={}", meaning->target, *value));
+        }
+        break;
+      case ForeignOption::Kind::no_effect:
+        options_.no_effect.emplace_back(meaning->name);
+        break;
+      case ForeignOption::Kind::refused:
+        throw UsageError(fmt::format("{}: {}", meaning->name, meaning->target));
+    }
+  }
+  if ((nodes_ != "1" && nodes_ != "1:1") || node_rank_ != "0") {
+    throw UsageError(
+        fmt::format("--nnodes {} --node-rank {}: jobs of several machines are not there yet. Leave these out to start "
+                    "all ranks here",
+                    nodes_, node_rank_));
+  }
+  refuse_other_hosts(hosts_, hostfile_);
+}
+
+void CommandLine::finish() {
+  if (processes_.empty() && app_.count("--num-proc") == 0) {
     throw UsageError("the number of processes is missing. Add -np N, for example: lockstep run -np 2 python train.py");
   }
-  options.processes = parse_processes(processes);
-  if (options.command.empty() || options.command.front().empty()) {
+  options_.processes = parse_processes(processes_);
+  if (options_.command.empty() || options_.command.front().empty()) {
     throw UsageError(
         fmt::format("the program is missing. Write it after the options, for example: "
                     "lockstep run -np {} python train.py",
-                    options.processes));
+                    options_.processes));
   }
-  options.shutdown_timeout = std::chrono::milliseconds(static_cast<long>(shutdown_seconds * 1000));
-  return options;
+  // mpirun's -x NAME passes on a variable, which ranks of this machine have anyway.
+  std::erase_if(options_.environment,
+                [](const std::string& setting) { return setting.find('=') == std::string::npos; });
+  options_.shutdown_timeout = std::chrono::milliseconds(static_cast<long>(shutdown_seconds_ * 1000));
+}
+
+}  // namespace
+
+std::variant<RunOptions, HelpText> parse_run_options(const std::vector<std::string>& arguments) {
+  return CommandLine(arguments).read();
 }
 
 }  // namespace lockstep::launcher

@@ -2,27 +2,30 @@
 #pragma once
 
 #include <chrono>
-#include <stdexcept>
 #include <string>
 #include <variant>
 #include <vector>
 
-namespace lockstep::launcher {
+#include "errors.hpp"
+#include "topology.hpp"
 
-/// The user has to change the command. The message says what is wrong and what to do. Exit code 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace lockstep::launcher {
 
 struct RunOptions {
   int processes = 0;
   bool module = false;  ///< the program is a Python module
   bool quiet = false;
+  bool json = false;
   bool dry_run = false;
+  bool check_build = false;  ///< show Horovod's table instead; nothing else is set then
+  int max_restarts = 0;
+  int master_port = 0;  ///< 0: a free one
+  Binding binding = Binding::automatic;
   std::string output_directory;  ///< empty: no copies
   std::chrono::milliseconds shutdown_timeout{2000};
-  std::vector<std::string> command;  ///< the program and its arguments, as the user wrote them
+  std::vector<std::string> environment;  ///< NAME=value, on top of the launcher's own
+  std::vector<std::string> no_effect;    ///< options of other launchers that were given and change nothing here
+  std::vector<std::string> command;      ///< the program and its arguments, as the user wrote them
 };
 
 /// Text to be shown instead of a run: help.

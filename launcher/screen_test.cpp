@@ -61,8 +61,8 @@ TEST_F(ScreenTest, a_reader_that_went_away_is_noticed) {
 
 TEST_F(ScreenTest, a_progress_bar_stays_below_the_lines_of_others) {
   Screen screen(write_.get(), ScreenKind::terminal, false);
-  RankOutput bar(0, screen, nullptr);
-  RankOutput other(1, screen, nullptr);
+  RankOutput bar(0, "stdout", screen, nullptr, nullptr);
+  RankOutput other(1, "stdout", screen, nullptr, nullptr);
   bar.feed("\r 10%");
   other.feed("hello\n");
   bar.feed("\r 20%");
@@ -77,8 +77,8 @@ TEST_F(ScreenTest, a_progress_bar_stays_below_the_lines_of_others) {
 
 TEST_F(ScreenTest, a_bar_on_stderr_survives_lines_on_stdout) {
   Screen screen(write_.get(), ScreenKind::terminal, false);
-  RankOutput bar(0, screen, nullptr);
-  RankOutput text(0, screen, nullptr);
+  RankOutput bar(0, "stdout", screen, nullptr, nullptr);
+  RankOutput text(0, "stdout", screen, nullptr, nullptr);
   bar.feed("\r 10%");
   text.feed("loss 1\n");
   screen.write_some();
@@ -87,7 +87,7 @@ TEST_F(ScreenTest, a_bar_on_stderr_survives_lines_on_stdout) {
 
 TEST_F(ScreenTest, on_a_terminal_only_the_last_state_of_another_ranks_bar_is_shown) {
   Screen screen(write_.get(), ScreenKind::terminal, false);
-  RankOutput bar(1, screen, nullptr);
+  RankOutput bar(1, "stdout", screen, nullptr, nullptr);
   bar.feed("\r 10%\r 20%\r100%\n");
   screen.write_some();
   EXPECT_EQ(shown(), "[1] 100%\n");
@@ -95,7 +95,7 @@ TEST_F(ScreenTest, on_a_terminal_only_the_last_state_of_another_ranks_bar_is_sho
 
 TEST_F(ScreenTest, in_a_pipe_each_state_of_a_bar_is_a_line) {
   Screen screen(write_.get(), ScreenKind::plain, false);
-  RankOutput bar(0, screen, nullptr);
+  RankOutput bar(0, "stdout", screen, nullptr, nullptr);
   bar.feed("\r 10%\r 20%\r100%\nno end");
   bar.finish();
   screen.write_some();
@@ -104,7 +104,7 @@ TEST_F(ScreenTest, in_a_pipe_each_state_of_a_bar_is_a_line) {
 
 TEST_F(ScreenTest, the_rank_is_coloured_and_the_text_is_not) {
   Screen screen(write_.get(), ScreenKind::terminal, true);
-  RankOutput output(1, screen, nullptr);
+  RankOutput output(1, "stdout", screen, nullptr, nullptr);
   output.feed("text\n");
   screen.write_some();
   EXPECT_EQ(shown(), "\x1b[33m[1]\x1b[0m text\n");

@@ -27,10 +27,15 @@ bool announces_chained_traceback(std::string_view line) {
          starts_with(line, "The above exception was the direct cause of the following exception:");
 }
 
+bool is_stall_warning(std::string_view line) {
+  return starts_with(line, "lockstep warning: ") && line.find(" has waited ") != std::string_view::npos;
+}
+
 }  // namespace
 
 void StderrTail::add(std::string_view line) {
   note_lost_rank(line);
+  if (is_stall_warning(line)) ++stalls_;
   if (starts_report(line)) begin_report(announces_chained_traceback(last_sentence_));
   lines_.emplace_back(line.substr(0, kLongestLine));
   if (in_report_) {
@@ -52,14 +57,19 @@ void StderrTail::begin_report(bool chained) {
   lines_after_ = 0;
 }
 
+/// In the engine's words: "lost rank 2", or "rank 2 aborted the job", which it does when it ends with an exception.
 void StderrTail::note_lost_rank(std::string_view line) {
-  static constexpr std::string_view kWords = "lost rank ";
-  for (std::size_t at = line.find(kWords); at != std::string_view::npos; at = line.find(kWords, at + 1)) {
-    const std::string_view digits = line.substr(at + kWords.size());
+  static constexpr std::string_view kRank = "rank ";
+  static constexpr std::string_view kLost = "lost ";
+  for (std::size_t at = line.find(kRank); at != std::string_view::npos; at = line.find(kRank, at + 1)) {
+    const char* const begin = line.data() + at + kRank.size();
+    const char* const end = line.data() + line.size();
     int rank = 0;
-    if (std::from_chars(digits.data(), digits.data() + digits.size(), rank).ec == std::errc()) {
-      lost_ranks_.insert(rank);
-    }
+    const auto number = std::from_chars(begin, end, rank);
+    if (number.ec != std::errc()) continue;
+    const std::string_view after(number.ptr, static_cast<std::size_t>(end - number.ptr));
+    const bool lost = at >= kLost.size() && line.substr(at - kLost.size(), kLost.size()) == kLost;
+    if (lost || starts_with(after, " aborted the job")) lost_ranks_.insert(rank);
   }
 }
 

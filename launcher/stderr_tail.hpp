@@ -19,8 +19,12 @@ class StderrTail {
   std::vector<std::string> lines() const;
   bool has_traceback() const { return in_report_; }
 
-  /// The ranks that this rank reported as lost. Who says so has failed because of somebody else.
+  /// The ranks that this rank reported as lost, or as having ended the job. Who says so has failed because of somebody
+  /// else.
   const std::set<int>& lost_ranks() const { return lost_ranks_; }
+
+  /// How often the engine has said that an operation waits for other ranks.
+  std::size_t stalls() const { return stalls_; }
 
  private:
   void begin_report(bool chained);
@@ -34,6 +38,7 @@ class StderrTail {
   std::size_t lines_after_ = 0;   // lines since then
   std::string last_sentence_;     // the last line that was not empty: tells whether a traceback continues another
   std::set<int> lost_ranks_;
+  std::size_t stalls_ = 0;
 };
 
 }  // namespace lockstep::launcher

@@ -88,5 +88,20 @@ TEST(StderrTail, notes_the_ranks_reported_as_lost) {
   EXPECT_EQ(tail.lost_ranks(), (std::set<int>{3, 12}));
 }
 
+TEST(StderrTail, a_rank_that_ended_the_job_counts_as_lost) {
+  StderrTail tail;
+  tail.add("lockstep.errors.AbortedError: rank 3 aborted the job: rank 3 ended with ValueError: boom");
+  tail.add("rank 4 is fine, rank x aborted the job, rank 5");
+  EXPECT_EQ(tail.lost_ranks(), (std::set<int>{3}));
+}
+
+TEST(StderrTail, stalls_are_counted) {
+  StderrTail tail;
+  tail.add("lockstep warning: rank 1: barrier 'epoch' has waited 3 s for rank 2");
+  tail.add("the user has waited long enough");
+  EXPECT_EQ(tail.stalls(), 1U);
+  EXPECT_TRUE(tail.lost_ranks().empty());
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

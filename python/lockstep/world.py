@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Callable
 
+from lockstep import whereabouts
 from lockstep.engine import Engine
 from lockstep.errors import NotInitializedError
 from lockstep.leaving import leave_at_exit
@@ -25,6 +26,7 @@ def init() -> None:
         _engine.check_not_forked()
         return
     _engine = Engine()
+    whereabouts.answer()
     if _started == 0:
         atexit.register(_at_exit)
     _started += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -27,25 +28,6 @@ _VALUES = (
     "--gloo-timeout-seconds", "--binding-args", "--ssh-port", "--ssh-identity-file", "--slots-per-host",
 )  # fmt: skip
 _ELASTIC = ("--min-np", "--max-np", "--min-num-proc", "--max-num-proc", "--host-discovery-script", "--reset-limit")
-
-_BUILD = """Horovod v{version}:
-
-Available Frameworks:
-    [X] PyTorch
-    [ ] TensorFlow
-    [ ] MXNet
-
-Available Controllers:
-    [X] Lockstep
-    [ ] MPI
-    [ ] Gloo
-
-Available Tensor Operations:
-    [X] Lockstep
-    [ ] NCCL
-    [ ] MPI
-    [ ] Gloo
-"""
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -111,12 +93,25 @@ def environment_of(args: argparse.Namespace) -> dict[str, str]:
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 
+def build_table() -> str:
+    """What `lockstep doctor` finds for this Python, under Horovod's heading."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    table = subprocess.run(
+        [launch.find_program(), "doctor", "--check-build"],
+        env={**os.environ, "PATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return f"Horovod v{horovod.__version__}:\n" + table.partition("\n")[2]
+
+
 def run_commandline() -> None:
     args = parse_args()
-    if args.check_build:
-        print(_BUILD.format(version=horovod.__version__), end="")
-        return
     try:
+        if args.check_build:
+            print(build_table(), end="")
+            return
         command = command_of(args)
     except LockstepError as error:
         sys.exit(f"horovodrun: {error}")

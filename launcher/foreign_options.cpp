@@ -1,0 +1,113 @@
+#include "foreign_options.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+namespace lockstep::launcher {
+
+namespace {
+
+using Kind = ForeignOption::Kind;
+
+constexpr const char* kNotElastic = "the number of ranks cannot change in a running job yet; give -np N alone";
+
+constexpr ForeignOption kOptions[] = {
+    // What Lockstep has under another name.
+    {"--start-timeout", true, Kind::setting, "LOCKSTEP_START_TIMEOUT"},
+    {"--gloo-timeout-seconds", true, Kind::setting, "LOCKSTEP_START_TIMEOUT"},
+    {"--timeline-filename", true, Kind::setting, "LOCKSTEP_TIMELINE"},
+    {"--stall-check-warning-time-seconds", true, Kind::setting, "LOCKSTEP_STALL_WARNING"},
+    {"--stall-check-shutdown-time-seconds", true, Kind::setting, "LOCKSTEP_STALL_LIMIT"},
+    {"--log-level", true, Kind::setting, "LOCKSTEP_LOG"},
+
+    // horovodrun: which library carries the tensors, and how they are put together.
+    {"--gloo", false, Kind::no_effect},
+    {"--mpi", false, Kind::no_effect},
+    {"--jsrun", false, Kind::no_effect},
+    {"--tcp", false, Kind::no_effect},
+    {"--mpi-args", true, Kind::no_effect},
+    {"--mpi-threads-disable", false, Kind::no_effect},
+    {"--no-mpi-threads-disable", false, Kind::no_effect},
+    {"--binding-args", true, Kind::no_effect},
+    {"--thread-affinity", true, Kind::no_effect},
+    {"--network-interfaces", true, Kind::no_effect},
+    {"--disable-cache", false, Kind::no_effect},
+    {"--fusion-threshold-mb", true, Kind::no_effect},
+    {"--cycle-time-ms", true, Kind::no_effect},
+    {"--cache-capacity", true, Kind::no_effect},
+    {"--num-nccl-streams", true, Kind::no_effect},
+    {"--hierarchical-allreduce", false, Kind::no_effect},
+    {"--no-hierarchical-allreduce", false, Kind::no_effect},
+    {"--hierarchical-allgather", false, Kind::no_effect},
+    {"--no-hierarchical-allgather", false, Kind::no_effect},
+    {"--torus-allreduce", false, Kind::no_effect},
+    {"--no-torus-allreduce", false, Kind::no_effect},
+    {"--autotune", false, Kind::no_effect},
+    {"--no-autotune", false, Kind::no_effect},
+    {"--autotune-log-file", true, Kind::no_effect},
+    {"--autotune-warmup-samples", true, Kind::no_effect},
+    {"--autotune-steps-per-sample", true, Kind::no_effect},
+    {"--autotune-bayes-opt-max-samples", true, Kind::no_effect},
+    {"--autotune-gaussian-process-noise", true, Kind::no_effect},
+    {"--timeline-mark-cycles", false, Kind::no_effect},
+    {"--no-timeline-mark-cycles", false, Kind::no_effect},
+    {"--no-stall-check", false, Kind::no_effect},
+    {"--stall-check", false, Kind::no_effect},
+    {"--log-with-timestamp", false, Kind::no_effect},
+    {"--log-without-timestamp", false, Kind::no_effect},
+    {"--prefix-output-with-timestamp", false, Kind::no_effect},
+
+    // torchrun: how agents find each other, of which there are none, and what it does with output.
+    {"--standalone", false, Kind::no_effect},
+    {"--rdzv-backend", true, Kind::no_effect},
+    {"--rdzv-endpoint", true, Kind::no_effect},
+    {"--rdzv-id", true, Kind::no_effect},
+    {"--rdzv-conf", true, Kind::no_effect},
+    {"--monitor-interval", true, Kind::no_effect},
+    {"--start-method", true, Kind::no_effect},
+    {"--master-addr", true, Kind::no_effect},
+    {"--local-addr", true, Kind::no_effect},
+    {"--role", true, Kind::no_effect},
+    {"--tee", true, Kind::no_effect},
+    {"--redirects", true, Kind::no_effect},
+
+    // What is not there.
+    {"--min-np", true, Kind::refused, kNotElastic},
+    {"--max-np", true, Kind::refused, kNotElastic},
+    {"--min-num-proc", true, Kind::refused, kNotElastic},
+    {"--max-num-proc", true, Kind::refused, kNotElastic},
+    {"--host-discovery-script", true, Kind::refused, kNotElastic},
+    {"--slots-per-host", true, Kind::refused, kNotElastic},
+    {"--reset-limit", true, Kind::refused, "write --max-restarts N, which restarts the whole job after a failure"},
+    {"--elastic-timeout", true, Kind::refused, kNotElastic},
+    {"--blacklist-cooldown-range", true, Kind::refused, kNotElastic},
+    {"--ssh-port", true, Kind::refused, "all ranks run on this machine, so there is nothing to connect to"},
+    {"--ssh-identity-file", true, Kind::refused, "all ranks run on this machine, so there is nothing to connect to"},
+    {"--no-python", false, Kind::refused, "leave it out: PROGRAM is run as it is unless its name ends in .py"},
+};
+
+bool is_zero(const std::string& text) { return !text.empty() && text.find_first_not_of("0.") == std::string::npos; }
+
+std::string log_level(std::string level) {
+  std::transform(level.begin(), level.end(), level.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (level == "trace") return "debug";
+  if (level == "warning") return "warn";
+  if (level == "fatal") return "error";
+  return level;
+}
+
+}  // namespace
+
+std::span<const ForeignOption> foreign_options() { return kOptions; }
+
+std::optional<std::string> setting_value(const ForeignOption& option, const std::string& written) {
+  const std::string_view target = option.target;
+  if (target == "LOCKSTEP_LOG") return log_level(written);
+  // To Horovod 0 means never, which nothing here is; and DYNAMIC, that the program will start it.
+  if (target == "LOCKSTEP_STALL_LIMIT" && is_zero(written)) return std::nullopt;
+  if (target == "LOCKSTEP_TIMELINE" && written == "DYNAMIC") return std::nullopt;
+  return written;
+}
+
+}  // namespace lockstep::launcher

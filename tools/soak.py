@@ -47,6 +47,10 @@ SUITES = {
         "the Python tests that kill, stop or cut off ranks, 20 times",
         "for i in $(seq 20); do echo round $i; tools/python_tests -m 'fault and not soak' || exit; done",
     ),
+    "launcher": (
+        "the launcher: kill, exception, stop of rank 0, 1 and the last, out of memory, 100,000 lines; 20 times",
+        ". tools/env.sh; for i in $(seq 20); do echo round $i; python -m pytest -q tests/launcher || exit; done",
+    ),
     "long": (
         "the Python tests marked as long: crowded, limited, stopped, suspended, debugged and idle jobs",
         "tools/python_tests -m soak -rP",

@@ -139,7 +139,9 @@ def test_commands_that_cannot_work_say_why(environment, arguments, message):
 
 
 def test_what_is_built(environment):
-    assert "[X] PyTorch" in run("horovodrun", "--check-build", env=environment).stdout
+    table = run("horovodrun", "--check-build", env=environment).stdout
+    assert table.startswith("Horovod v0.28.1")
+    assert "[X] PyTorch" in table and "[ ] MPI" in table
     assert run("horovodrun", "--version", env=environment).stdout.startswith("0.28.1")
 
 

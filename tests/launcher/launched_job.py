@@ -65,9 +65,12 @@ def marked_processes(mark):
 
 
 class Job:
-    """A running `lockstep run`. Its outputs go to files, so that nothing has to be read while it runs."""
+    """A running `lockstep run`. Its outputs go to files, so that nothing has to be read while it runs.
 
-    def __init__(self, arguments, folder, mark, stdin=subprocess.DEVNULL, env=None, unset=(), **popen):
+    `launcher`: words before the program, of a command that becomes it.
+    """
+
+    def __init__(self, arguments, folder, mark, stdin=subprocess.DEVNULL, env=None, unset=(), launcher=(), **popen):
         self.mark = mark
         self.stdout_path = folder / "stdout.txt"
         self.stderr_path = folder / "stderr.txt"
@@ -76,7 +79,12 @@ class Job:
             del environment[name]
         with open(self.stdout_path, "wb") as out, open(self.stderr_path, "wb") as err:
             self.process = subprocess.Popen(
-                [find_program(), *map(str, arguments)], stdin=stdin, stdout=out, stderr=err, env=environment, **popen
+                [*launcher, find_program(), *map(str, arguments)],
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                **popen,
             )
         self.pid = self.process.pid
 

@@ -10,8 +10,8 @@ import time
 
 from launched_job import PATIENCE, find_program
 
-RANKS = 4
-LINES = 5000
+RANKS = 8
+LINES = 6250  # on each of two streams: 100,000 lines in all
 
 TALK = f"""
 import os, sys

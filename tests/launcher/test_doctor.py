@@ -1,0 +1,90 @@
+"""`lockstep doctor`: what it finds here, and what it says of what is broken."""
+
+import json
+import os
+import time
+
+import ranks
+
+
+def run_doctor(start, *arguments, **options):
+    job = start("doctor", *arguments, **options)
+    job.code = job.wait()
+    return job
+
+
+def findings(job):
+    return {finding["name"]: finding for finding in json.loads(job.stdout)["findings"]}
+
+
+def test_a_healthy_machine_with_a_self_test_in_two_seconds(start):
+    began = time.monotonic()
+    job = run_doctor(start, "--json", env=ranks.environment())
+    assert time.monotonic() - began < 2
+    assert job.code == 0
+    found = findings(job)
+    assert {"engine", "self-test", "memory", "huge pages", "process_vm_readv", "interfaces"} < set(found)
+    assert {"ssh", "MPI", "Slurm", "Python", "PyTorch"} < set(found)
+    assert found["engine"]["level"] == found["self-test"]["level"] == "good"
+    assert "added 4 MB" in found["self-test"]["text"]
+    for finding in found.values():
+        assert finding["level"] in ("good", "absent") or finding["remedy"]
+    assert job.left_over() == []
+
+
+def test_the_text_for_people(start):
+    job = run_doctor(start, "--no-self-test", env=ranks.environment())
+    assert job.code == 0
+    assert job.stdout.startswith("lockstep ")
+    assert job.stdout.endswith("\nJobs can run here.\n")
+    assert "self-test" not in job.stdout
+
+
+def test_a_broken_engine_is_a_problem_with_a_remedy(start, tmp_path):
+    library = tmp_path / "liblockstep.so"
+    library.write_text("not a library")
+    job = run_doctor(start, "--json", env=ranks.environment(LOCKSTEP_LIBRARY=str(library)))
+    assert job.code == 1
+    engine = findings(job)["engine"]
+    assert engine["level"] == "problem"
+    assert str(library) in engine["text"]
+    assert engine["remedy"].startswith("pip install")
+
+
+def test_tools_that_are_not_there(start, tmp_path):
+    job = run_doctor(start, "--json", env=ranks.environment(PATH=str(tmp_path)))
+    found = findings(job)
+    assert job.code == 0
+    for name in ("ssh", "MPI", "Slurm", "Python", "PyTorch"):
+        assert found[name]["level"] == "absent"
+        assert found[name]["remedy"]
+
+
+def test_a_tool_that_hangs_does_not_hang_the_doctor(start, tmp_path):
+    tool = tmp_path / "srun"
+    tool.write_text("#!/bin/sh\nsleep 1000\n")
+    tool.chmod(0o755)
+    began = time.monotonic()
+    job = run_doctor(
+        start, "--no-self-test", "--json", env=ranks.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    )
+    assert time.monotonic() - began < 5
+    assert findings(job)["Slurm"]["level"] == "absent"
+    assert job.left_over() == []
+
+
+def test_the_table_of_horovod(start, tmp_path):
+    table = run_doctor(start, "--check-build", env=ranks.environment()).stdout
+    assert table.startswith("Lockstep v")
+    for line in ("[X] PyTorch", "[ ] TensorFlow", "[X] Lockstep", "[ ] MPI", "[ ] Gloo", "[ ] NCCL"):
+        assert f"    {line}\n" in table
+    assert start("run", "-cb", env=ranks.environment()).wait() == 0
+
+    without = run_doctor(start, "--check-build", env=ranks.environment(PATH=str(tmp_path))).stdout
+    assert "    [ ] PyTorch\n" in without
+
+
+def test_a_wrong_flag(start):
+    job = run_doctor(start, "--frobnicate")
+    assert job.code == 2
+    assert "--frobnicate" in job.stderr

@@ -1,0 +1,51 @@
+"""Jobs that have too little memory."""
+
+import time
+
+import pytest
+from control_group import MemoryGroup
+
+pytestmark = pytest.mark.fault
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def group(request):
+    with MemoryGroup(request.param * MEGABYTE) as made:
+        if made.folder is None:
+            pytest.skip("no control group with a memory limit can be made here; as root it can")
+        yield made
+
+
+@pytest.mark.parametrize("group", [128], indirect=True)
+def test_out_of_memory_is_named_as_such(run, script, group):
+    program = script(
+        "import os, time\n"
+        "kept = []\n"
+        "while os.environ['RANK'] == '1': kept.append(bytearray(b'x' * (1 << 20)))\n"
+        "time.sleep(1000)"
+    )
+    job = run("-np", 3, *program, preexec_fn=group.enter)
+    assert job.code == 1
+    cause, step = job.last_lines()
+    assert "root cause: rank 1 (pid " in cause
+    assert "was killed by SIGKILL (9): out of memory" in cause
+    assert "out-of-memory killer struck in this job's control group" in step
+
+
+@pytest.mark.parametrize("group", [24], indirect=True)
+def test_a_limit_that_is_too_small_is_refused(start, group):
+    began = time.monotonic()
+    job = start("run", "-np", 8, "true", preexec_fn=group.enter)
+    assert job.wait(2) == 69
+    assert time.monotonic() - began < 2
+    assert len(job.stderr.splitlines()) == 1
+    assert "8 ranks need at least 64 MB" in job.stderr
+    assert job.left_over() == []
+
+
+def test_an_address_space_that_is_too_small_is_refused(start):
+    job = start("run", "-np", 2, "true", launcher=["sh", "-c", 'ulimit -v 12000; exec "$@"', "sh"])
+    assert job.wait(2) == 69
+    assert "ulimit -v unlimited" in job.stderr

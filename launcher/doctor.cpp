@@ -30,6 +30,7 @@ namespace fs = std::filesystem;
 
 // A command that prints its version takes milliseconds; one that asks a dead server takes for ever.
 constexpr std::chrono::milliseconds kAnswerTime{1500};
+constexpr std::chrono::milliseconds kPythonTime{5000};  // answers for sure, but may come from a slow disk
 constexpr std::chrono::milliseconds kSelfTestTime{10000};
 
 std::string program_path() {
@@ -97,7 +98,7 @@ Finding check_tool(const char* name, const CommandResult& answer, const char* us
 
 PythonEnvironment ask_python() {
   BackgroundCommand command(python_question());
-  return read_python_answer(command.result(Clock::now() + kAnswerTime));
+  return read_python_answer(command.result(Clock::now() + kPythonTime));
 }
 
 std::vector<Finding> examine(bool self_test) {
@@ -108,7 +109,7 @@ std::vector<Finding> examine(bool self_test) {
   BackgroundCommand slurm({"srun", "--version"});
 
   std::vector<Finding> findings = check_machine();
-  const PythonEnvironment python = read_python_answer(python_command.result(deadline));
+  const PythonEnvironment python = read_python_answer(python_command.result(Clock::now() + kPythonTime));
   const std::string library = find_library(python);
   findings.insert(findings.begin(), check_engine(library, python));
   if (self_test && findings.front().level == Level::good) {

@@ -2,9 +2,16 @@
 
 import json
 import os
+import sys
 import time
 
 import ranks
+
+
+def here(**settings):
+    """The environment of a user who has activated the Python that runs the tests."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    return ranks.environment(**{"PATH": path, **settings})
 
 
 def run_doctor(start, *arguments, **options):
@@ -19,7 +26,7 @@ def findings(job):
 
 def test_a_healthy_machine_with_a_self_test_in_two_seconds(start):
     began = time.monotonic()
-    job = run_doctor(start, "--json", env=ranks.environment())
+    job = run_doctor(start, "--json", env=here())
     assert time.monotonic() - began < 2
     assert job.code == 0
     found = findings(job)
@@ -33,7 +40,7 @@ def test_a_healthy_machine_with_a_self_test_in_two_seconds(start):
 
 
 def test_the_text_for_people(start):
-    job = run_doctor(start, "--no-self-test", env=ranks.environment())
+    job = run_doctor(start, "--no-self-test", env=here())
     assert job.code == 0
     assert job.stdout.startswith("lockstep ")
     assert job.stdout.endswith("\nJobs can run here.\n")
@@ -43,7 +50,7 @@ def test_the_text_for_people(start):
 def test_a_broken_engine_is_a_problem_with_a_remedy(start, tmp_path):
     library = tmp_path / "liblockstep.so"
     library.write_text("not a library")
-    job = run_doctor(start, "--json", env=ranks.environment(LOCKSTEP_LIBRARY=str(library)))
+    job = run_doctor(start, "--json", env=here(LOCKSTEP_LIBRARY=str(library)))
     assert job.code == 1
     engine = findings(job)["engine"]
     assert engine["level"] == "problem"
@@ -52,7 +59,7 @@ def test_a_broken_engine_is_a_problem_with_a_remedy(start, tmp_path):
 
 
 def test_tools_that_are_not_there(start, tmp_path):
-    job = run_doctor(start, "--json", env=ranks.environment(PATH=str(tmp_path)))
+    job = run_doctor(start, "--json", env=here(PATH=str(tmp_path)))
     found = findings(job)
     assert job.code == 0
     for name in ("ssh", "MPI", "Slurm", "Python", "PyTorch"):
@@ -65,22 +72,20 @@ def test_a_tool_that_hangs_does_not_hang_the_doctor(start, tmp_path):
     tool.write_text("#!/bin/sh\nsleep 1000\n")
     tool.chmod(0o755)
     began = time.monotonic()
-    job = run_doctor(
-        start, "--no-self-test", "--json", env=ranks.environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    )
+    job = run_doctor(start, "--no-self-test", "--json", env=here(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"))
     assert time.monotonic() - began < 5
     assert findings(job)["Slurm"]["level"] == "absent"
     assert job.left_over() == []
 
 
 def test_the_table_of_horovod(start, tmp_path):
-    table = run_doctor(start, "--check-build", env=ranks.environment()).stdout
+    table = run_doctor(start, "--check-build", env=here()).stdout
     assert table.startswith("Lockstep v")
     for line in ("[X] PyTorch", "[ ] TensorFlow", "[X] Lockstep", "[ ] MPI", "[ ] Gloo", "[ ] NCCL"):
         assert f"    {line}\n" in table
-    assert start("run", "-cb", env=ranks.environment()).wait() == 0
+    assert start("run", "-cb", env=here()).wait() == 0
 
-    without = run_doctor(start, "--check-build", env=ranks.environment(PATH=str(tmp_path))).stdout
+    without = run_doctor(start, "--check-build", env=here(PATH=str(tmp_path))).stdout
     assert "    [ ] PyTorch\n" in without
 
 

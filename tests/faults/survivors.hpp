@@ -108,7 +108,7 @@ inline std::set<std::string> sockets_of(const std::filesystem::path& process) {
 class SharedMemoryWatch {
  public:
   explicit SharedMemoryWatch(const Processes& ranks) : memory_(shared_memory_of(folder_of(ranks.pid(0)))) {
-    EXPECT_EQ(memory_.size(), 1U) << "a rank maps one piece of shared memory";
+    EXPECT_EQ(memory_.size(), 2U) << "the world's shared memory, and the sign to this rank's flight record";
     const std::set<std::string> inherited = sockets_of("/proc/self");
     for (const std::string& socket : sockets_of(folder_of(ranks.pid(0)))) {
       EXPECT_TRUE(inherited.contains(socket)) << "the meeting is over, but " << socket << " is open";

@@ -66,7 +66,8 @@ void Core::lose(int peer, Health health) {
 }
 
 void Core::fail_what_needs(int peer) {
-  take_notices();  // what it announced before it left still counts
+  progress();  // what it announced before it left still counts, and so does a verdict, for which it may have left
+  if (ended_) return;
   std::vector<OperationPtr> doomed;
   for (const auto& [id, operation] : pending_) {
     const auto* gathering = matcher_.find(id);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 
 namespace lockstep::simulation {
@@ -149,14 +150,22 @@ Plan Plan::make(std::uint64_t seed, Trouble trouble) {
   if (trouble == Trouble::deadlock || (trouble == Trouble::deaths && random.one_in(8))) add_deadlock(random, plan);
   if (trouble == Trouble::deaths) add_deaths(random, plan);
   if (trouble == Trouble::delays || (trouble == Trouble::deadlock && random.one_in(2))) add_delays(random, plan);
+  plan.gives_up = trouble == Trouble::misuse || random.one_in(2);
   return plan;
+}
+
+bool Plan::may_leave_others_alone() const {
+  return std::any_of(phases.begin(), phases.end(), [](const Phase& phase) {
+    return phase.left_by >= 0 || phase.skipped_by >= 0 || phase.kind == Phase::Kind::cross;
+  });
 }
 
 std::string Plan::text() const {
   constexpr const char* kNames[] = {"reduce", "batch", "step", "barrier", "broadcast", "gather",
                                     "group",  "pair",  "join", "compute", "cross"};
-  std::string text = fmt::format("{} ranks over {}{}, log of {}", size, shared_memory ? "shared memory" : "messages",
-                                 crowded ? ", crowded" : "", log_depth);
+  std::string text =
+      fmt::format("{} ranks over {}{}, log of {}{}", size, shared_memory ? "shared memory" : "messages",
+                  crowded ? ", crowded" : "", log_depth, gives_up ? ", gives up when it ends" : "");
   for (const Phase& phase : phases) {
     text += fmt::format("\n  {} x {}{}, {} elements, root {}", kNames[static_cast<int>(phase.kind)], phase.count,
                         phase.named ? " named" : "", phase.elements, phase.root);

@@ -49,10 +49,14 @@ struct Plan {
   bool shared_memory = false;
   bool crowded = false;  ///< no short cut for tiny operations
   std::uint64_t log_depth = 64;
+  bool gives_up = false;  ///< once the world has ended, ranks leave instead of going on with the survivors
   std::vector<Phase> phases;
   std::vector<Fault> faults;
 
   bool is_healthy() const { return trouble == Trouble::none || trouble == Trouble::delays; }
+
+  /// Whether a rank may leave while others still need it, though nothing is wrong with the world.
+  bool may_leave_others_alone() const;
 
   static Plan make(std::uint64_t seed, Trouble trouble);
 

@@ -67,8 +67,7 @@ void Program::run() {
     for (const Phase& phase : plan_.phases) run_phase(phase);
     outcome_.completed = true;
   } catch (const Stop&) {
-    const bool may_go_on = plan_.trouble == Trouble::deaths || plan_.trouble == Trouble::deadlock;
-    if (outcome_.ended && may_go_on) go_on(core, world_, 0);
+    if (outcome_.ended && !plan_.gives_up) go_on(core, world_, 0);
   }
   core.stop();
   outcome_.finished = true;
@@ -380,7 +379,7 @@ bool Program::attempt(const std::string& what, bool may_disagree, const std::fun
       return false;
     }
     const bool alone = error.code() == ErrorCode::peer_lost && text.find("stopped its engine") != std::string::npos;
-    if (!alone || plan_.is_healthy()) {
+    if (!alone || !plan_.may_leave_others_alone()) {
       outcome_.problems.push_back(fmt::format("rank {}: {} failed: {}", rank_, what, text));
     }
     outcome_.left_alone = true;

@@ -15,9 +15,8 @@ using transport::Place;
 
 constexpr std::size_t kLeastChunk = 16 * 1024;
 constexpr std::size_t kMostChunk = 256 * 1024;
-constexpr std::size_t kChunksPerRank = 8;   // so that a rank that comes late still finds some
-constexpr std::uint32_t kChunksAtOnce = 8;  // before other operations get their turn
-constexpr std::size_t kBlock = 64 * 1024;   // of another process's private memory, copied at once
+constexpr std::size_t kChunksPerRank = 8;  // so that a rank that comes late still finds some
+constexpr std::size_t kBlock = 64 * 1024;  // of another process's private memory, copied at once
 
 class BucketReduce final : public Algorithm {
  public:

@@ -12,6 +12,8 @@
 
 namespace lockstep::collective {
 
+inline constexpr std::uint32_t kChunksAtOnce = 8;  ///< before other operations get their turn
+
 /// One chunk for each of the parties, unless that is too little to be worth claiming, or so much that a rank which
 /// comes late would leave much undone. Whole cache lines.
 inline std::size_t chunk_bytes(std::size_t bytes, std::size_t parties) {

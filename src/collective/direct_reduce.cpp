@@ -13,8 +13,6 @@
 namespace lockstep::collective {
 namespace {
 
-constexpr std::uint32_t kChunksAtOnce = 8;  // before other operations get their turn
-
 class DirectReduce final : public Algorithm {
  public:
   explicit DirectReduce(const Call& call)

@@ -14,7 +14,7 @@ namespace lockstep::collective {
 namespace {
 
 constexpr std::uint32_t kPartial = 0;  // message parts
-constexpr std::uint32_t kResult = 1;
+constexpr std::uint32_t kReduced = 1;
 
 class ExchangeReduce final : public Algorithm {
  public:
@@ -46,7 +46,7 @@ class ExchangeReduce final : public Algorithm {
       if (!receive_all(kPartial)) return false;
       reduce_mine();
     }
-    return !takes(self_) || receive_all(kResult);
+    return !takes(self_) || receive_all(kReduced);
   }
 
  private:
@@ -95,7 +95,7 @@ class ExchangeReduce final : public Algorithm {
   }
 
   void give_result(std::size_t taker, std::span<const std::byte> result) {
-    if (taker != self_) return messages_.send(call_.parties[taker].rank, call_.id, kResult, result);
+    if (taker != self_) return messages_.send(call_.parties[taker].rank, call_.id, kReduced, result);
     if (!result.empty()) std::memcpy(result_of(self_).data(), result.data(), result.size());
   }
 

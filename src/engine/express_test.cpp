@@ -17,7 +17,7 @@ class Express : public testing::TestWithParam<int> {
 };
 
 // 1, 2, ... of rank 0; twice that of rank 1, and so on.
-std::vector<float> values_of(int rank, std::size_t elements) {
+std::vector<float> multiples_of(int rank, std::size_t elements) {
   std::vector<float> values(elements);
   for (std::size_t i = 0; i < elements; ++i)
     values[i] = static_cast<float>((i % 1000 + 1) * (static_cast<std::size_t>(rank) + 1));
@@ -30,7 +30,7 @@ void expect_sum(int size, const float* actual, std::size_t elements) {
 }
 
 void reduce_and_check(Core& core, std::size_t elements, bool in_heap) {
-  const auto values = values_of(core.options().rank, elements);
+  const auto values = multiples_of(core.options().rank, elements);
   const std::size_t bytes = elements * sizeof(float);
   std::vector<float> own(values);
   float* data = own.data();
@@ -72,13 +72,13 @@ TEST_P(Express, MeetsTheOrdinaryWayInEveryMixture) {
         run(core, barrier());
       } else if (what == 1) {
         const int root = static_cast<int>(common() % static_cast<unsigned>(size()));
-        auto values = values_of(core.options().rank, elements);
+        auto values = multiples_of(core.options().rank, elements);
         run(core, broadcast(values.data(), elements, root));
-        ASSERT_EQ(values.back(), values_of(root, elements).back());
+        ASSERT_EQ(values.back(), multiples_of(root, elements).back());
       } else if (own() % 2 != 0) {
         reduce_and_check(core, elements, own() % 2 == 0);
       } else {  // this rank goes on, and asks for the result later
-        waiting.emplace_back(nullptr, values_of(core.options().rank, elements));
+        waiting.emplace_back(nullptr, multiples_of(core.options().rank, elements));
         auto& [operation, values] = waiting.back();
         const bool begun = own() % 2 != 0 && begin_at_once(core, values, operation);
         if (!begun) operation = core.submit(all_reduce(values.data(), elements), true);
@@ -121,7 +121,7 @@ TEST_P(Express, WhatIsBegunAtOnceAndLeftAloneEndsWithoutItsCaller) {
       run(core, barrier("end"));
       return;
     }
-    auto values = values_of(0, 5000);
+    auto values = multiples_of(0, 5000);
     Core::OperationPtr rest;
     EXPECT_TRUE(begin_at_once(core, values, rest));
     begun = true;
@@ -171,7 +171,7 @@ TEST_P(Express, ThreadsOfOneRankDoNotDisturbIt) {
   run_roomy_world(size(), [&](Core& core) {
     std::thread other([&] {
       for (int call = 0; call < 200; ++call) {
-        std::vector<float> values = values_of(core.options().rank, 700);
+        std::vector<float> values = multiples_of(core.options().rank, 700);
         run(core, all_reduce(values.data(), values.size(), "named"));
         expect_sum(size(), values.data(), values.size());
       }

@@ -20,9 +20,9 @@ using matrix::Known;
 bool run_everything() { return std::getenv("LOCKSTEP_TEST_FULL") != nullptr; }
 
 // A tensor in private memory or in the heap.
-class Tensor {
+class MatrixTensor {
  public:
-  Tensor(Core& core, const Bytes& content, DType dtype, std::vector<std::int64_t> shape, bool in_heap)
+  MatrixTensor(Core& core, const Bytes& content, DType dtype, std::vector<std::int64_t> shape, bool in_heap)
       : shared_(in_heap ? core.transport().shared() : nullptr), bytes_(content.size()) {
     if (shared_ != nullptr) {
       data_ = static_cast<unsigned char*>(shared_->allocate(bytes_));
@@ -33,11 +33,11 @@ class Tensor {
     if (bytes_ > 0) std::memcpy(data_, content.data(), bytes_);
     view = {.data = data_, .dtype = dtype, .shape = std::move(shape)};
   }
-  ~Tensor() {
+  ~MatrixTensor() {
     if (shared_ != nullptr) shared_->deallocate(data_);
   }
-  Tensor(const Tensor&) = delete;
-  Tensor& operator=(const Tensor&) = delete;
+  MatrixTensor(const MatrixTensor&) = delete;
+  MatrixTensor& operator=(const MatrixTensor&) = delete;
 
   Bytes content() const { return {data_, data_ + bytes_}; }
 
@@ -79,15 +79,15 @@ void check_reductions(Core& core, const Known& known) {
   const int size = core.options().size, rank = core.options().rank;
   const Bytes& mine = known.leaves[static_cast<std::size_t>(rank)];
   for (const auto& [op, expected] : known.reduced) {
-    Tensor input(core, mine, one.dtype, {one.rows, one.columns}, one.in_heap);
-    Tensor output(core, Bytes(mine.size()), one.dtype, {one.rows, one.columns}, one.in_heap);
+    MatrixTensor input(core, mine, one.dtype, {one.rows, one.columns}, one.in_heap);
+    MatrixTensor output(core, Bytes(mine.size()), one.dtype, {one.rows, one.columns}, one.in_heap);
     Request request{.kind = Kind::all_reduce, .input = input.view, .output = output.view, .op = op};
     complete(core, request, one.background);
     EXPECT_EQ(output.content(), expected) << text_of(one, "all-reduce", core) << " " << lockstep::name_of(op);
     EXPECT_EQ(input.content(), mine) << text_of(one, "all-reduce input", core);
 
     const int root = (static_cast<int>(one.dtype) + static_cast<int>(op)) % size;
-    Tensor reduced(core, Bytes(mine.size()), one.dtype, {one.rows, one.columns}, one.in_heap);
+    MatrixTensor reduced(core, Bytes(mine.size()), one.dtype, {one.rows, one.columns}, one.in_heap);
     request = {.kind = Kind::reduce, .input = input.view, .output = reduced.view, .op = op, .root = root};
     complete(core, request, one.background);
     EXPECT_EQ(reduced.content(), rank == root ? expected : Bytes(mine.size()))
@@ -100,7 +100,7 @@ void check_reductions(Core& core, const Known& known) {
         << text_of(one, "reduce-scatter", core);
     EXPECT_EQ(scattered->result.shape, (std::vector<std::int64_t>{part.count, one.columns}));
 
-    Tensor in_place(core, mine, one.dtype, {one.rows, one.columns}, one.in_heap);
+    MatrixTensor in_place(core, mine, one.dtype, {one.rows, one.columns}, one.in_heap);
     request = {.kind = Kind::all_reduce, .input = in_place.view, .output = in_place.view, .op = op};
     complete(core, request, one.background);
     EXPECT_EQ(in_place.content(), expected)
@@ -114,12 +114,12 @@ void check_gathers(Core& core, const Known& known) {
   const int root = static_cast<int>(one.dtype) % size;
   const Bytes& all = known.all_given;
   const auto own_rows = static_cast<std::int64_t>(known.given_rows(rank));
-  Tensor mine(core, known.given[static_cast<std::size_t>(rank)], one.dtype, {own_rows, one.columns}, one.in_heap);
+  MatrixTensor mine(core, known.given[static_cast<std::size_t>(rank)], one.dtype, {own_rows, one.columns}, one.in_heap);
 
   auto gathered = complete(core, {.kind = Kind::all_gather, .input = mine.view, .output = {}}, one.background);
   EXPECT_EQ(content_of(*gathered), all) << text_of(one, "all-gather", core);
   EXPECT_EQ(gathered->result.shape, (std::vector<std::int64_t>{known.all_rows, one.columns}));
-  Tensor given(core, Bytes(all.size()), one.dtype, {known.all_rows, one.columns}, one.in_heap);
+  MatrixTensor given(core, Bytes(all.size()), one.dtype, {known.all_rows, one.columns}, one.in_heap);
   complete(core, {.kind = Kind::all_gather, .input = mine.view, .output = given.view}, one.background);
   EXPECT_EQ(given.content(), all) << text_of(one, "all-gather into an output", core);
 
@@ -133,7 +133,7 @@ void check_scatter_and_broadcast(Core& core, const Known& known) {
   const int root = static_cast<int>(one.dtype) % size;
 
   // The root cuts all rows among the ranks.
-  Tensor whole(core, known.all_given, one.dtype, {known.all_rows, one.columns}, one.in_heap);
+  MatrixTensor whole(core, known.all_given, one.dtype, {known.all_rows, one.columns}, one.in_heap);
   TensorView input = whole.view;
   if (rank != root) input = {.data = nullptr, .dtype = one.dtype, .shape = {}};
   const auto scattered =
@@ -144,8 +144,8 @@ void check_scatter_and_broadcast(Core& core, const Known& known) {
 
   const Bytes& expected = known.given[static_cast<std::size_t>(root)];
   const auto rows = static_cast<std::int64_t>(known.given_rows(root));
-  Tensor copy(core, rank == root ? expected : Bytes(expected.size(), 0x5A), one.dtype, {rows, one.columns},
-              one.in_heap);
+  MatrixTensor copy(core, rank == root ? expected : Bytes(expected.size(), 0x5A), one.dtype, {rows, one.columns},
+                    one.in_heap);
   complete(core, {.kind = Kind::broadcast, .input = copy.view, .output = copy.view, .root = root}, one.background);
   EXPECT_EQ(copy.content(), expected) << text_of(one, "broadcast", core);
 }
@@ -154,7 +154,7 @@ void check_exchange(Core& core, const Known& known) {
   const Case& one = known.one;
   const int size = core.options().size, rank = core.options().rank;
   const auto sent = static_cast<std::int64_t>(Known::sent_rows(rank, size));
-  Tensor outgoing(core, known.sent[static_cast<std::size_t>(rank)], one.dtype, {sent, one.columns}, one.in_heap);
+  MatrixTensor outgoing(core, known.sent[static_cast<std::size_t>(rank)], one.dtype, {sent, one.columns}, one.in_heap);
   Request exchange{.kind = Kind::all_to_all, .input = outgoing.view, .output = {}};
   std::vector<std::int64_t> expected_splits;
   Bytes expected;
@@ -178,10 +178,10 @@ void check_pairs(Core& core, const Known& known) {
   if (size == 1) return;
   const int next = (rank + 1) % size, before = (rank + size - 1) % size;
   std::vector<Core::OperationPtr> operations;
-  std::vector<std::unique_ptr<Tensor>> tensors;
+  std::vector<std::unique_ptr<MatrixTensor>> tensors;
   for (int tag : {0, 1}) {
-    tensors.push_back(std::make_unique<Tensor>(core, known.passed[tag][static_cast<std::size_t>(rank)], one.dtype,
-                                               std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
+    tensors.push_back(std::make_unique<MatrixTensor>(core, known.passed[tag][static_cast<std::size_t>(rank)], one.dtype,
+                                                     std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
     operations.push_back(core.submit({.kind = Kind::send,
                                       .input = tensors.back()->view,
                                       .output = {},
@@ -192,8 +192,8 @@ void check_pairs(Core& core, const Known& known) {
                                      true));
   }
   for (int tag : {1, 0}) {
-    tensors.push_back(std::make_unique<Tensor>(core, Bytes(one.elements() * size_of(one.dtype)), one.dtype,
-                                               std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
+    tensors.push_back(std::make_unique<MatrixTensor>(core, Bytes(one.elements() * size_of(one.dtype)), one.dtype,
+                                                     std::vector<std::int64_t>{one.rows, one.columns}, one.in_heap));
     operations.push_back(core.submit({.kind = Kind::receive,
                                       .input = tensors.back()->view,
                                       .output = tensors.back()->view,

@@ -35,9 +35,9 @@ class Plans : public testing::TestWithParam<std::tuple<Over, int>> {
 };
 
 // A tensor with an input and an output, in the heap or outside, and a copy that goes in the ordinary way.
-class Tensor {
+class PlannedTensor {
  public:
-  Tensor(Core& core, int number) : number_(number) {
+  PlannedTensor(Core& core, int number) : number_(number) {
     constexpr DType kTypes[] = {DType::f32, DType::bf16, DType::i64, DType::f64};
     constexpr std::size_t kElements[] = {0, 1, 7, 1000, 5120, 70'001, 300'000};
     dtype_ = kTypes[number % 4];
@@ -49,12 +49,12 @@ class Tensor {
     output_ = number % 5 == 0 ? make(own_output_) : input_;
     expected_.resize(bytes_);
   }
-  ~Tensor() {
+  ~PlannedTensor() {
     if (shared_ == nullptr) return;
     shared_->deallocate(input_);
     if (output_ != input_) shared_->deallocate(output_);
   }
-  Tensor(const Tensor&) = delete;
+  PlannedTensor(const PlannedTensor&) = delete;
 
   void fill(std::mt19937& random) {
     if (bytes_ == 0) return;  // an empty vector has no memory
@@ -104,8 +104,8 @@ class Tensor {
 
 TEST_P(Plans, GiveTheSameBitsAsTheOrdinaryWay) {
   run_world(over(), size(), [&](Core& core) {
-    std::vector<std::unique_ptr<Tensor>> tensors;
-    for (int i = 0; i < 30; ++i) tensors.push_back(std::make_unique<Tensor>(core, i));
+    std::vector<std::unique_ptr<PlannedTensor>> tensors;
+    for (int i = 0; i < 30; ++i) tensors.push_back(std::make_unique<PlannedTensor>(core, i));
     std::mt19937 random(static_cast<unsigned>(core.options().rank));
     for (int step = 0; step < (under_sanitizer() ? 4 : 6); ++step) {
       for (auto& tensor : tensors) tensor->fill(random);

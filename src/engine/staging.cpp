@@ -56,7 +56,7 @@ std::byte* heap_block(std::size_t bytes, Operation& operation, transport::Shared
 }
 
 // How long a rank may take after its start until it has tried to read its peers.
-constexpr auto kPatience = std::chrono::milliseconds(1000);
+constexpr auto kPatienceWithReach = std::chrono::milliseconds(1000);
 
 // The full heap is no reason to fail where peers can read and write this rank's own memory.
 void leave_in_place(Operation& operation, std::size_t bytes, std::size_t result_bytes,
@@ -65,7 +65,7 @@ void leave_in_place(Operation& operation, std::size_t bytes, std::size_t result_
   transport::SharedMemory& shared = *transport.shared();
   auto find = [&](const void* data, std::size_t size) {
     const transport::Place place = shared.place_of(data, size);
-    return place == kNowhere ? shared.private_place(data, kPatience) : place;
+    return place == kNowhere ? shared.private_place(data, kPatienceWithReach) : place;
   };
   const transport::Place input = bytes > 0 ? find(request.input.data, bytes) : kNowhere;
   const transport::Place output = result_bytes > 0 ? find(request.output.data, result_bytes) : kNowhere;

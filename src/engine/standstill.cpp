@@ -40,7 +40,7 @@ using transport::Standstill;
 using transport::Transport;
 
 // A shorter wait is nothing unusual.
-constexpr auto kPatience = std::chrono::milliseconds(200);
+constexpr auto kUsualWait = std::chrono::milliseconds(200);
 constexpr auto kInterval = std::chrono::milliseconds(40);
 // Between two slices of a wait there is nothing to do.
 constexpr auto kAbsence = std::chrono::milliseconds(500);
@@ -126,7 +126,7 @@ void Core::stand_still(Waiter& waiter) {
     waiter.since = now;
     waiter.thread = gettid();
   }
-  if (ended_ || transport_->size() == 1 || now - waiter.since < kPatience) return;
+  if (ended_ || transport_->size() == 1 || now - waiter.since < kUsualWait) return;
   if (waiter.number == 0) {
     waiter.number = ++waits_;
     waiters_.push_back(&waiter);

@@ -11,7 +11,6 @@ namespace lockstep::heap {
 namespace {
 
 constexpr std::size_t kAlignment = 128;
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLarge = 64 * 1024;
 constexpr std::size_t kCommitUnit = 64 * 1024;
 

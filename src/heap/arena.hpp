@@ -12,6 +12,8 @@
 
 namespace lockstep::heap {
 
+inline constexpr std::size_t kPage = 4096;
+
 /// Best fit with coalescing. Blocks are 128-byte aligned, large ones page-aligned. Thread-safe.
 class Arena {
  public:

@@ -8,13 +8,13 @@
 #include <cerrno>
 
 #include "base/memory_limit.hpp"
+#include "heap/arena.hpp"
 #include "lockstep/error.hpp"
 
 namespace lockstep::heap {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3170'6574'736b'636cULL;
-constexpr std::size_t kPage = 4096;
 
 struct Header {
   std::uint64_t magic;

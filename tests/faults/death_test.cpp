@@ -12,8 +12,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace testing_faults;
 
-constexpr int kRanks = 3;
-
 struct DeathCase {
   int victim;
   Activity activity;

@@ -11,8 +11,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace testing_faults;
 
-constexpr int kRanks = 3;
-
 class Stop : public testing::TestWithParam<Activity> {};
 
 // One world per victim, side by side: most of the time is spent in waiting until a stop counts as one.

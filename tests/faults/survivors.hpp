@@ -24,6 +24,8 @@ using Clock = std::chrono::steady_clock;
 using testing_processes::Outcome;
 using testing_processes::Processes;
 
+inline constexpr int kRanks = 3;  ///< one before and one after the middle
+
 /// What the ranks are doing when one of them is hit.
 struct Activity {
   std::string name;

@@ -163,9 +163,8 @@ bool Plan::may_leave_others_alone() const {
 std::string Plan::text() const {
   constexpr const char* kNames[] = {"reduce", "batch", "step", "barrier", "broadcast", "gather",
                                     "group",  "pair",  "join", "compute", "cross"};
-  std::string text =
-      fmt::format("{} ranks over {}{}, log of {}{}", size, shared_memory ? "shared memory" : "messages",
-                  crowded ? ", crowded" : "", log_depth, gives_up ? ", gives up when it ends" : "");
+  std::string text = fmt::format("{} ranks over {}{}, log of {}{}", size, shared_memory ? "shared memory" : "messages",
+                                 crowded ? ", crowded" : "", log_depth, gives_up ? ", gives up when it ends" : "");
   for (const Phase& phase : phases) {
     text += fmt::format("\n  {} x {}{}, {} elements, root {}", kNames[static_cast<int>(phase.kind)], phase.count,
                         phase.named ? " named" : "", phase.elements, phase.root);

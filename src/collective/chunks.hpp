@@ -15,12 +15,14 @@ namespace lockstep::collective {
 inline constexpr std::uint32_t kChunksAtOnce = 8;  ///< before other operations get their turn
 
 /// One chunk for each of the parties, unless that is too little to be worth claiming, or so much that a rank which
-/// comes late would leave much undone. Whole cache lines.
+/// comes late would leave much undone. A chunk is read from, and written to, every party, so with more of them a
+/// smaller one is as much work. Whole cache lines.
 inline std::size_t chunk_bytes(std::size_t bytes, std::size_t parties) {
   constexpr std::size_t kLine = 128;
-  constexpr std::size_t kLeast = 16 * 1024;
+  constexpr std::size_t kLeastWork = 64 * 1024;  // of all parties
   constexpr std::size_t kMost = 512 * 1024;
-  return std::clamp(bytes / parties / kLine * kLine, kLeast, kMost);
+  const std::size_t least = std::clamp(kLeastWork / parties / kLine * kLine, 4 * kLine, std::size_t{16 * 1024});
+  return std::clamp(bytes / parties / kLine * kLine, least, kMost);
 }
 
 /// Chunks that any rank may do. Each has a share of them, which it does first, so that ranks that run side by side keep

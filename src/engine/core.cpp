@@ -40,7 +40,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
     : options_(options),
       transport_(std::move(transport)),
       crowded_(options.local_size > usable_cores()),
-      expressive_(!crowded_ && transport_->size() > 1 && transport_->shared() != nullptr),
+      expressive_(transport_->size() > 1 && transport_->shared() != nullptr),
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
       groups_(transport_->rank(), transport_->size()),

@@ -173,6 +173,8 @@ class Core {
   bool carry_out(const ExpressCall& call, std::uint64_t number);
   transport::Board& own_board() const { return *boards_[static_cast<std::size_t>(options_.rank)]; }
   void tell_of_offer(std::uint64_t number);
+  bool is_last_to_offer(std::uint64_t number);
+  void ring_others();
   std::optional<transport::OfferedPlaces> places_of(const ExpressCall& call);
   bool reduce_at_places(const ExpressCall& call, std::uint64_t number);
   bool reduce_in_place(const ExpressCall& call);
@@ -274,7 +276,7 @@ class Core {
   const Options options_;
   const std::unique_ptr<transport::Transport> transport_;
   const bool crowded_;
-  const bool expressive_;  // the short cut is open: not when ranks outnumber cores, where waiting awake hurts the peer
+  const bool expressive_;  // the short cut is open
   const Patience patience_;
   const unsigned fork_generation_;
 

@@ -4,6 +4,7 @@
 // (src/transport/offer.hpp) and looks at those of its peers. When all offer the same, it does its part there and then,
 // on the caller's thread, without allocating anything. Whatever is not the expected answer at once (a peer that is late
 // or comes the ordinary way, disagreement) is handed over to the ordinary way, where an offer counts as a notice.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -113,12 +114,16 @@ bool Core::run_express(const ExpressCall& call, OperationPtr* rest) {
     const trace::Ticks submitted = trace::ticks();
     if (!make_offer(call, number)) return false;
     ++world_series_.unnamed;
+    const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
+    const bool last = crowded_ && is_last_to_offer(number);
+    const bool one_is_enough = bytes <= collective::chunk_bytes(bytes, boards_.size());
+    if (last && !one_is_enough) ring_others();
     trace::Span span;
     const bool met = await_offers(call, number, span);
     tell_of_offer(number);
-    const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
     const trace::Ticks matched = bytes > transport::kOfferedBytes ? trace::ticks() : 0;
     if (met && carry_out(call, number)) {
+      if (last && one_is_enough) ring_others();
       if (span.kind != nullptr) {
         recorder_.done(span);
       } else {
@@ -136,6 +141,7 @@ bool Core::run_express(const ExpressCall& call, OperationPtr* rest) {
       wake_thread();
     }
     begin_if_complete(operation->notice.head.id);
+    if (last) ring_others();
   }
   if (rest != nullptr) {
     *rest = std::move(operation);
@@ -194,8 +200,24 @@ void Core::tell_of_offer(std::uint64_t number) {
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
   if (board.latest.load(std::memory_order_relaxed) == stamp) return;
   board.latest.store(stamp, std::memory_order_seq_cst);
-  for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
-    if (boards_[peer] != &board) transport_->ring(static_cast<int>(peer));
+  ring_others();
+}
+
+// Where ranks outnumber cores, most of them sleep when the others come, and an offer that does not complete the
+// operation is no reason to wake them: with n ranks that would be n²/2 wake-ups for one operation. So there every rank
+// tells of its offer first, looks for the others' second, and wakes nobody unless all are there. Since that is
+// sequentially consistent, whoever tells last finds them all.
+bool Core::is_last_to_offer(std::uint64_t number) {
+  const std::uint64_t stamp = stamp_of(world_series_.joins, number);
+  own_board().latest.store(stamp, std::memory_order_seq_cst);
+  return std::all_of(boards_.begin(), boards_.end(), [&](const Board* board) {
+    return board->latest.load(std::memory_order_seq_cst) >= stamp;  // who has ended it may have gone on
+  });
+}
+
+void Core::ring_others() {
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peer != transport_->rank()) transport_->ring(peer);
   }
 }
 
@@ -303,7 +325,9 @@ bool Core::reduce_in_place(const ExpressCall& call) {
   const std::size_t chunk = collective::chunk_bytes(bytes, ranks);
   collective::Chunks chunks(express_words_, static_cast<std::size_t>(transport_->rank()),
                             static_cast<std::uint32_t>((bytes + chunk - 1) / chunk));
+  bool worked = false;
   const auto work = [&](std::uint32_t claimed) {
+    worked = true;
     const std::size_t offset = claimed * chunk;
     for (std::size_t i = 0; i < ranks; ++i) {
       express_leaves_[i] = express_parties_[i].input + offset;
@@ -322,7 +346,7 @@ bool Core::reduce_in_place(const ExpressCall& call) {
   while (!chunks.complete()) {
     if (!patience.wait_awake()) return false;
   }
-  transport_->ring_everybody();
+  if (worked) ring_others();  // it may have done the last
   return true;
 }
 

@@ -22,7 +22,8 @@ struct LOCKSTEP_API Options {
   /// Names the job; engines of different jobs never meet.
   std::string job = {};
 
-  /// The job's secret: 32 bytes that all ranks share and no stranger knows. May be empty only for a world of one.
+  /// The job's secret: 32 bytes that all ranks share and no stranger knows. Empty: the engine gets it, where rank and
+  /// size are those of the launcher that has started this process (docs/running.md); a world of one needs none.
   std::string secret = {};
 
   /// Tells apart the engines that a job has had: only engines of the same epoch meet. Unset: the n-th engine that this
@@ -50,7 +51,8 @@ struct LOCKSTEP_API Options {
   /// nowhere.
   std::string flight_directory = {};
 
-  /// Reads LOCKSTEP_RANK and friends, as set by `lockstep run`. Without them: a world of one.
+  /// Reads what `lockstep run`, mpirun, srun or torchrun has set (docs/running.md). Without any of it: a world of one.
+  /// Talks to nobody: under the others, `secret` stays empty here, and `Engine` gets it.
   /// Throws Error(invalid_argument) when they contradict each other.
   static Options from_environment();
 };

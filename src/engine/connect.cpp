@@ -9,6 +9,8 @@
 
 #include "heap/segment.hpp"
 #include "lockstep/version.hpp"
+#include "rendezvous/host.hpp"
+#include "rendezvous/job_secret.hpp"
 #include "rendezvous/local_meeting.hpp"
 #include "transport/memory/memory_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
@@ -22,10 +24,21 @@ void check_options(const Options& options) {
                 fmt::format("rank {} of {} makes no sense: ranks go from 0 to size - 1", options.rank, options.size));
   }
   if (options.local_size != options.size || options.local_rank != options.rank) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("local rank {} of {} in a world of {}: all ranks must be on one host in this version",
-                            options.local_rank, options.local_size, options.size));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("rank {} of {} is on host {} with {} ranks, of which it has number {}: all ranks must be on "
+                    "one host in this version. Start them there (lockstep run -np {}, mpirun --host localhost:{}, "
+                    "srun --nodes=1, torchrun --nnodes=1).",
+                    options.rank, options.size, rendezvous::host_name(), options.local_size, options.local_rank,
+                    options.size, options.size));
   }
+}
+
+// Whoever has started this process as this rank has a way to the secret.
+std::string secret_of_starter(const Options& options) {
+  const auto started = rendezvous::find_starter();
+  if (!started || started->place.rank != options.rank || started->place.size != options.size) return {};
+  return rendezvous::job_secret(*started, options.start_timeout);
 }
 
 // Address space, not memory: pages come when they are touched. All of the machine's memory fits into each rank's part.
@@ -47,6 +60,7 @@ std::shared_ptr<Core> connect(Options options, const Hopeless& hopeless) {
   check_options(options);
   if (options.size == 1) return std::make_shared<Core>(options, std::move(transport::make_memory_world(1).front()));
 
+  if (options.secret.empty()) options.secret = secret_of_starter(options);
   if (!options.epoch) options.epoch = next_epoch();
   const std::size_t heap_bytes = options.heap_bytes != 0 ? options.heap_bytes : default_heap_bytes();
   rendezvous::LocalMeeting meeting(

@@ -1,38 +1,19 @@
-// Reads the environment that `lockstep run` sets. The variables are listed in docs/settings.md.
+// Reads the environment that `lockstep run` and other launchers set. The variables are listed in docs/settings.md.
 #include "lockstep/options.hpp"
 
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <string>
 
+#include "base/environment.hpp"
 #include "lockstep/error.hpp"
+#include "rendezvous/starter.hpp"
 
 namespace lockstep {
 namespace {
-
-[[noreturn]] void bad_variable(const char* name, const char* value, const char* wanted) {
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{}={} is not {}. It is set by `lockstep run`; if you set it yourself, correct or unset it.",
-                          name, value, wanted));
-}
-
-template <class Number>
-std::optional<Number> number_from(const char* name, Number least) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  Number value{};
-  const char* end = text + std::strlen(text);
-  auto [stop, error] = std::from_chars(text, end, value);
-  if (error != std::errc{} || stop != end || value < least) {
-    bad_variable(name, text, fmt::format("a number of at least {}", least).c_str());
-  }
-  return value;
-}
 
 std::optional<std::chrono::milliseconds> seconds_from(const char* name) {
   auto seconds = number_from<double>(name, 0.0);
@@ -61,20 +42,13 @@ std::string secret_from_descriptor() {
 
 Options Options::from_environment() {
   Options options;
-  auto rank = number_from<int>("LOCKSTEP_RANK", 0);
-  auto size = number_from<int>("LOCKSTEP_SIZE", 1);
-  if (rank.has_value() != size.has_value()) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        "only one of LOCKSTEP_RANK and LOCKSTEP_SIZE is set. Start the program with `lockstep run`, or unset both.");
-  }
-  if (rank) {
-    options.rank = *rank;
-    options.size = *size;
-    options.local_rank = number_from<int>("LOCKSTEP_LOCAL_RANK", 0).value_or(*rank);
-    options.local_size = number_from<int>("LOCKSTEP_LOCAL_SIZE", 1).value_or(*size);
-    options.secret = secret_from_descriptor();
-    if (const char* job = std::getenv("LOCKSTEP_JOB")) options.job = job;
+  if (const auto started = rendezvous::find_starter()) {
+    options.rank = started->place.rank;
+    options.size = started->place.size;
+    options.local_rank = started->place.local_rank;
+    options.local_size = started->place.local_size;
+    options.job = started->place.job;
+    if (started->channel == rendezvous::Channel::inherited) options.secret = secret_from_descriptor();
   }
   if (auto bytes = number_from<std::size_t>("LOCKSTEP_HEAP_BYTES", 0)) options.heap_bytes = *bytes;
   if (const char* path = std::getenv("LOCKSTEP_TIMELINE")) options.timeline = path;

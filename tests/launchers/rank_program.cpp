@@ -1,0 +1,45 @@
+// What the tests start under other launchers: ranks that find each other, add a number and tell the sum.
+//
+//     rank_program NUMBER              print "rank R of N: sum S", leave, and do the same in a second engine
+//     rank_program NUMBER forever      print it, and go on adding until that fails: print "rank R: WHY", exit code 1
+//     rank_program NUMBER without R    rank R never comes to the meeting, and waits for its end
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "lockstep/lockstep.hpp"
+
+namespace {
+
+float sum_of_all(lockstep::Engine& engine, float number) {
+  const lockstep::TensorView tensor{.data = &number, .shape = {1}, .name = "number"};
+  engine.all_reduce(tensor, tensor);
+  return number;
+}
+
+void meet(float number, bool forever) {
+  lockstep::Engine engine;
+  std::printf("rank %d of %d: sum %g\n", engine.rank(), engine.size(), sum_of_all(engine, number));
+  std::fflush(stdout);
+  while (forever) sum_of_all(engine, number);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const float number = std::strtof(count > 1 ? arguments[1] : "1", nullptr);
+  const std::string mode = count > 2 ? arguments[2] : "";
+  int rank = -1;
+  try {
+    rank = lockstep::Options::from_environment().rank;
+    if (mode == "without" && count > 3 && rank == std::atoi(arguments[3])) return ::pause();
+    meet(number, mode == "forever");
+    meet(number, false);
+  } catch (const lockstep::Error& error) {
+    std::printf("rank %d: %s\n", rank, error.what());
+    return 1;
+  }
+  return 0;
+}

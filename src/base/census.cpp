@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -79,7 +80,29 @@ bool has_set_an_alarm() {
   return !text_in("/proc/self/timers").empty();
 }
 
+// Threads are of the process, so this is too.
+struct LeftOut {
+  std::mutex mutex;
+  std::vector<pid_t> threads;
+};
+
+LeftOut& left_out() {
+  static LeftOut left_out;
+  return left_out;
+}
+
+bool is_left_out(pid_t thread) {
+  const std::lock_guard lock(left_out().mutex);
+  return std::ranges::find(left_out().threads, thread) != left_out().threads.end();
+}
+
 }  // namespace
+
+void leave_out_of_census(pid_t thread) {
+  if (is_left_out(thread)) return;
+  const std::lock_guard lock(left_out().mutex);
+  left_out().threads.push_back(thread);
+}
 
 std::optional<std::uint64_t> threads_at_rest(std::span<const pid_t> known) {
   if (has_set_an_alarm()) return std::nullopt;
@@ -87,7 +110,7 @@ std::optional<std::uint64_t> threads_at_rest(std::span<const pid_t> known) {
   const std::vector<pid_t> threads = threads_of_this_process();
   if (threads.empty()) return std::nullopt;
   for (const pid_t thread : threads) {
-    if (std::find(known.begin(), known.end(), thread) != known.end()) continue;
+    if (std::find(known.begin(), known.end(), thread) != known.end() || is_left_out(thread)) continue;
     const std::string folder = fmt::format("/proc/self/task/{}", thread);
     // First the state, then the count: had the thread run between the states seen in two looks, it would have gone to
     // sleep once more before the second, and the counts would differ.

@@ -140,5 +140,21 @@ TEST(Census, AnAlarmMayChangeAnything) {
   EXPECT_TRUE(look() || !can_rest());
 }
 
+TEST(Census, AThreadOfALibraryCanBeLeftOut) {
+  if (!can_rest()) GTEST_SKIP() << "the thread sanitizer has a thread of its own";
+  std::atomic<pid_t> id{0};
+  std::atomic<bool> over{false};
+  std::thread busy([&] {
+    id = gettid();
+    while (!over) std::this_thread::sleep_for(1ms);
+  });
+  while (id == 0) std::this_thread::yield();
+  EXPECT_EQ(look(), std::nullopt);
+  leave_out_of_census(id);
+  EXPECT_NE(look_until_at_rest(), std::nullopt);
+  over = true;
+  busy.join();
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -12,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include "base/log.hpp"
+#include "base/census.hpp"
 #include "lockstep/error.hpp"
 
 namespace lockstep::rendezvous {
@@ -98,10 +99,14 @@ struct Answers {
 struct Question {
   std::shared_ptr<Answers> answers;
   std::size_t rank;
+  pid_t asker;
 };
 
 void on_value(int status, Value* value, void* data) {
   const std::unique_ptr<Question> question(static_cast<Question*>(data));
+  // The one thread that PMIx has here. It waits for its server for as long as the process lives, and must not keep a
+  // deadlock of the program from being recognised.
+  if (::gettid() != question->asker) leave_out_of_census(::gettid());
   Answers& answers = *question->answers;
   const std::lock_guard lock(answers.mutex);
   const bool found = status == kSuccess && value != nullptr && value->type == kStringType && value->string != nullptr;
@@ -110,12 +115,15 @@ void on_value(int status, Value* value, void* data) {
   answers.changed.notify_all();
 }
 
-// The connection to the server on this host. It ends with the exchange, not with the process: a process that ends
-// without taking leave is a failed one, and an MPI in the same process counts its own use of PMIx.
+// The connection to the server on this host. It ends with the process: a server to which a process has said good-bye
+// forgets what it knew of it, and an MPI_Init in that process fails; one whose process ends without a good-bye takes
+// that for a failure. An MPI in the same process shares the connection.
 class Session {
  public:
   explicit Session(const Functions& pmix) : pmix_(pmix) { check(pmix_.init(&self_, nullptr, 0), "reach its server"); }
-  ~Session() { pmix_.finalize(nullptr, 0); }
+  ~Session() {
+    if (::getpid() == owner_) pmix_.finalize(nullptr, 0);  // a forked child has nothing to say in our name
+  }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -134,7 +142,7 @@ class Session {
       const std::lock_guard lock(answers->mutex);
       answers->states[rank] = Answers::State::asked;
     }
-    auto question = std::make_unique<Question>(Question{answers, rank});
+    auto question = std::make_unique<Question>(Question{answers, rank, ::gettid()});
     check(pmix_.get(&whose, key.c_str(), nullptr, 0, on_value, question.get()), "ask for another rank's word");
     static_cast<void>(question.release());  // on_value has it, or will
   }
@@ -150,7 +158,8 @@ class Session {
                     what, pmix_.error_text(status), pmix_.version()));
   }
 
-  const Functions& pmix_;
+  const Functions pmix_;
+  const pid_t owner_ = ::getpid();
   Process self_{};
 };
 
@@ -192,7 +201,7 @@ class LoadedPmix final : public Pmix {
                                       std::chrono::milliseconds timeout) override {
     const auto deadline = Clock::now() + timeout;
     auto answers = std::make_shared<Answers>(size);
-    Session session(pmix_);
+    static Session session(pmix_);
     session.publish(key, text);
     while (!come_round(session, key, answers, deadline)) {
       if (Clock::now() >= deadline) {

@@ -76,6 +76,11 @@ def test_a_program_for_horovod_runs_unchanged(environment, tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"trace.0.json", "trace.1.json"}
 
 
+def test_so_it_does_under_mpirun(environment, tmp_path):
+    output = shell(f"mpirun --allow-run-as-root --oversubscribe -np 2 python {PROGRAM}", environment, tmp_path)
+    assert "trained by 2 with Horovod 0.28.1" in output
+
+
 FUNCTION = """
 import horovod
 def work(base, *, factor):

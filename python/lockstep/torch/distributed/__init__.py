@@ -17,9 +17,16 @@ def register() -> None:
     """Makes the backend known to PyTorch. Does nothing where PyTorch was built without torch.distributed."""
     if dist.is_available() and BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
+        dist.register_rendezvous_handler(BACKEND, _open_store)
 
 
 def _make_group(settings: Any, options: Any) -> Any:
     from lockstep.torch.distributed.creation import make_group
 
     return make_group(settings, options)
+
+
+def _open_store(url: str, **settings: Any) -> Any:
+    from lockstep.torch.distributed.store import open_store
+
+    return open_store(url, **settings)

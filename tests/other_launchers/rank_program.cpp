@@ -2,7 +2,10 @@
 //
 //     rank_program NUMBER              print "rank R of N: sum S", leave, and do the same in a second engine
 //     rank_program NUMBER forever      print it, and go on adding until that fails: print "rank R: WHY", exit code 1
+//     rank_program NUMBER beside FILE  do it before and after MPI_Init of that MPI library
+//     rank_program NUMBER deadlock     the ranks wait for each other
 //     rank_program NUMBER without R    rank R never comes to the meeting, and waits for its end
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,6 +29,30 @@ void meet(float number, bool forever) {
   while (forever) sum_of_all(engine, number);
 }
 
+void wait_for_each_other() {
+  lockstep::Engine engine;
+  float number = 0;
+  engine.all_reduce({.data = &number, .shape = {1}, .name = engine.rank() == 0 ? "one" : "other"},
+                    {.data = &number, .shape = {1}, .name = engine.rank() == 0 ? "one" : "other"});
+}
+
+// MPI without its headers, which differ: these two take the same everywhere.
+int call_mpi(void* library, const char* function) {
+  if (std::string(function) == "MPI_Init") {
+    return reinterpret_cast<int (*)(int*, char***)>(::dlsym(library, function))(nullptr, nullptr);
+  }
+  return reinterpret_cast<int (*)()>(::dlsym(library, function))();
+}
+
+int meet_beside_mpi(float number, const char* file) {
+  void* library = ::dlopen(file, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) throw lockstep::Error(lockstep::ErrorCode::system, ::dlerror());
+  meet(number, false);
+  const int started = call_mpi(library, "MPI_Init");
+  meet(number, false);
+  return started + call_mpi(library, "MPI_Finalize");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -35,6 +62,8 @@ int main(int count, char** arguments) {
   try {
     rank = lockstep::Options::from_environment().rank;
     if (mode == "without" && count > 3 && rank == std::atoi(arguments[3])) return ::pause();
+    if (mode == "beside" && count > 3) return meet_beside_mpi(number, arguments[3]);
+    if (mode == "deadlock") wait_for_each_other();
     meet(number, mode == "forever");
     meet(number, false);
   } catch (const lockstep::Error& error) {

@@ -1,0 +1,57 @@
+"""The launchers of others, each started for real."""
+
+import pytest
+import slurm
+from foreign_job import Launcher
+
+
+@pytest.fixture(scope="session")
+def one_node_slurm(tmp_path_factory):
+    with slurm.running(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def open_mpi(size, _ends_all, *program):  # it always ends all
+    return ["mpirun", "-np", str(size), *program]
+
+
+def hydra(size, _ends_all, *program):
+    return ["mpiexec.hydra", "-n", str(size), *program]
+
+
+@pytest.fixture
+def make_launcher(request):
+    def make(name):
+        if name == "mpirun":
+            return Launcher(name, open_mpi, {})
+        if name == "mpiexec":
+            return Launcher(name, hydra, {})
+        node = request.getfixturevalue("one_node_slurm")
+        kind = name.removeprefix("srun ")
+
+        def srun(size, ends_all, *program):
+            return node.command("srun", kind, "-n", str(size), f"--kill-on-bad-exit={int(ends_all)}", *program)
+
+        return Launcher(name, srun, node.environment)
+
+    return make
+
+
+@pytest.fixture(params=["mpirun", "mpiexec", "srun --mpi=pmix", "srun --mpi=none"])
+def launcher(request, make_launcher):
+    return make_launcher(request.param)
+
+
+@pytest.fixture
+def mpirun(make_launcher):
+    return make_launcher("mpirun")
+
+
+@pytest.fixture
+def srun_with_pmix(make_launcher):
+    return make_launcher("srun --mpi=pmix")
+
+
+@pytest.fixture
+def srun_without(make_launcher):
+    return make_launcher("srun --mpi=none")

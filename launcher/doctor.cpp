@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,7 @@
 #include "lockstep/version.hpp"
 #include "machine_checks.hpp"
 #include "python_environment.hpp"
+#include "rendezvous/pmix.hpp"
 #include "run_options.hpp"
 #include "self_check.hpp"
 
@@ -96,6 +98,27 @@ Finding check_tool(const char* name, const CommandResult& answer, const char* us
   return {name, Level::absent, use, remedy};
 }
 
+/// What `srun --mpi=list` says: the ways in which its tasks can meet.
+bool has_pmix(const CommandResult& answer) { return answer.ok() && answer.output.find("pmix") != std::string::npos; }
+
+/// Launchers under which ranks find each other without us. A `protects` one hands over the secret where PMIx is there.
+Finding check_launcher(const char* name, const CommandResult& answer, bool protects, const char* remedy) {
+  Finding finding = check_tool(name, answer, "not installed; nothing here needs it", remedy);
+  if (answer.exit_code > 0 && !answer.output.empty()) {
+    const std::string said = answer.output.substr(0, answer.output.find_last_not_of('\n') + 1);
+    return {name, Level::absent, "installed, but it cannot be used here: " + said.substr(said.rfind('\n') + 1)};
+  }
+  if (finding.level != Level::good) return finding;
+  if (const auto at = answer.output.find("Version:"); finding.text.starts_with("HYDRA") && at != std::string::npos) {
+    const auto from = answer.output.find_first_not_of(' ', at + std::strlen("Version:"));
+    finding.text = "MPICH " + answer.output.substr(from, answer.output.find('\n', from) - from);
+    protects = false;
+  }
+  const bool pmix = protects && rendezvous::Pmix::load() != nullptr;
+  finding.text += pmix ? "; its ranks find each other, through PMIx" : "; its ranks find each other, by their user";
+  return finding;
+}
+
 PythonEnvironment ask_python() {
   BackgroundCommand command(python_question());
   return read_python_answer(command.result(Clock::now() + kPythonTime));
@@ -107,6 +130,7 @@ std::vector<Finding> examine(bool self_test) {
   BackgroundCommand ssh({"ssh", "-V"});
   BackgroundCommand mpi({"mpirun", "--version"});
   BackgroundCommand slurm({"srun", "--version"});
+  BackgroundCommand slurm_plugins({"srun", "--mpi=list"});
 
   std::vector<Finding> findings = check_machine();
   const PythonEnvironment python = read_python_answer(python_command.result(Clock::now() + kPythonTime));
@@ -119,8 +143,9 @@ std::vector<Finding> examine(bool self_test) {
   findings.push_back(check_torch(python));
   constexpr const char* kUnused = "not installed; nothing here needs it";
   findings.push_back(check_tool("ssh", ssh.result(deadline), kUnused, "sudo apt-get install openssh-client"));
-  findings.push_back(check_tool("MPI", mpi.result(deadline), kUnused, "sudo apt-get install openmpi-bin"));
-  findings.push_back(check_tool("Slurm", slurm.result(deadline), kUnused, "sudo apt-get install slurm-client"));
+  findings.push_back(check_launcher("MPI", mpi.result(deadline), true, "sudo apt-get install openmpi-bin"));
+  findings.push_back(check_launcher("Slurm", slurm.result(deadline), has_pmix(slurm_plugins.result(deadline)),
+                                    "sudo apt-get install slurm-client"));
   return findings;
 }
 

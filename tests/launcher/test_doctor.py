@@ -5,6 +5,7 @@ import os
 import sys
 import time
 
+import pytest
 import ranks
 
 
@@ -65,6 +66,26 @@ def test_tools_that_are_not_there(start, tmp_path):
     for name in ("ssh", "MPI", "Slurm", "Python", "PyTorch"):
         assert found[name]["level"] == "absent"
         assert found[name]["remedy"]
+
+
+MEET = "its ranks find each other"
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "says", "found"),
+    [
+        ("MPI", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'", f"mpirun (Open MPI) 4.1.4; {MEET}, through PMIx"),
+        ("MPI", "mpirun", "printf 'HYDRA\\n  Version:   4.0.2\\n'", f"MPICH 4.0.2; {MEET}, by their user"),
+        ("Slurm", "srun", "echo slurm 22.05; echo pmix", f"slurm 22.05; {MEET}, through PMIx"),
+        ("Slurm", "srun", "echo slurm 22.05", f"slurm 22.05; {MEET}, by their user"),
+        ("Slurm", "srun", "echo a; echo fatal: b; exit 1", "installed, but it cannot be used here: fatal: b"),
+    ],
+)
+def test_launchers_of_others(name, tool, says, found, start, tmp_path):
+    (tmp_path / tool).write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / tool).chmod(0o755)
+    job = run_doctor(start, "--no-self-test", "--json", env=here(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}"))
+    assert findings(job)[name]["text"] == found
 
 
 def test_a_tool_that_hangs_does_not_hang_the_doctor(start, tmp_path):

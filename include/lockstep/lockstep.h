@@ -130,7 +130,8 @@ LS_API const char* ls_version(void);
 /* The message of this thread's last failure; valid until its next call. Never null. */
 LS_API const char* ls_last_error(void);
 
-/* Fills `options` from the LOCKSTEP_* environment. The strings stay valid until the thread's next call of it. */
+/* Fills `options` from the environment that `lockstep run`, mpirun, srun or torchrun has set. The strings stay valid
+ * until the thread's next call of it. */
 LS_API int ls_options_from_environment(ls_options* options);
 /* options may be null: the environment. Blocks until all ranks have arrived. */
 LS_API int ls_engine_start(const ls_options* options, ls_engine** engine);

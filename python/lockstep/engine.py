@@ -58,7 +58,7 @@ def reduce_options(
 
 
 def options_from_environment() -> Options:
-    """What `lockstep run` has set, and the user. The strings in it last until this thread asks again."""
+    """What the launcher has set, and the user. The strings in it last until this thread asks again."""
     options = Options(struct_size=sizeof(Options))
     check(_c.library.ls_options_from_environment(byref(options)))
     return options

@@ -33,6 +33,8 @@ ReturnToService=2
 MailProg=/bin/true
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
+TmpFS={folder}/tmp
+SlurmdLogFile={folder}/slurmd.log
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 NodeName={node} NodeAddr=127.0.0.1 CPUs=16
@@ -69,7 +71,7 @@ class Slurm:
         told = ""
         while told != "idle":
             if time.monotonic() > deadline or daemons.poll() is not None:
-                log = (self._folder / "log").read_text(errors="replace")
+                log = "".join(path.read_text(errors="replace") for path in self._folder.glob("*log"))
                 raise RuntimeError(f"Slurm's node is not idle after {seconds} s: it is '{told}'.\n{log}")
             time.sleep(0.02)
             asked = subprocess.run(
@@ -84,7 +86,7 @@ class Slurm:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Slurm]:
-    for name in ("state", "spool"):
+    for name in ("state", "spool", "tmp"):
         (folder / name).mkdir(mode=0o700)
     key = folder / "munge.key"
     key.touch(mode=0o600)

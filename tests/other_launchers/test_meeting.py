@@ -29,11 +29,14 @@ def test_ranks_meet_and_no_other_job_disturbs_them(launcher):
     assert (second.code, lines(second.output)) == (0, told(2, 20)), second.output
 
 
+# A line is written whole, so that those of different ranks do not mix.
 PYTHON_PROGRAM = """
+import os
 from lockstep import world
 
 world.init()
-print(f"rank {world.rank()} of {world.size()}, here {world.local_rank()} of {world.local_size()}", flush=True)
+place = f"rank {world.rank()} of {world.size()}, here {world.local_rank()} of {world.local_size()}"
+os.write(1, f"{place}\\n".encode())
 """
 
 
@@ -61,6 +64,7 @@ def test_python_programs_by_the_lines_of_the_page(command, request, tmp_path):
 
 
 TORCH_PROGRAM = """
+import os
 import torch
 import torch.distributed as dist
 import lockstep.torch as hvd
@@ -69,7 +73,7 @@ hvd.init()
 dist.init_process_group("lockstep", init_method="lockstep://")
 both = hvd.allreduce(torch.ones(1), op=hvd.Sum)
 dist.all_reduce(both)
-print(f"rank {dist.get_rank()} of {hvd.size()}: {both.item()}\\n", end="", flush=True)
+os.write(1, f"rank {dist.get_rank()} of {hvd.size()}: {both.item()}\\n".encode())
 dist.destroy_process_group()
 """
 

@@ -63,7 +63,7 @@ std::string exchange(Pmix& pmix, const Place& place, std::chrono::milliseconds t
                   .host_name = host_name(),
                   .key = place.rank == 0 ? hex_of(random_nonce()) : "-"};
   std::vector<Card> cards;
-  for (const auto& text : pmix.all_gather("lockstep", text_of(mine), place.rank, place.size, timeout)) {
+  for (const auto& text : pmix.all_gather("lockstep", text_of(mine), place.size, timeout)) {
     cards.push_back(card_of(text));
   }
   for (const Card& card : cards) {

@@ -82,13 +82,15 @@ struct Answers {
 
   explicit Answers(int size) : states(static_cast<std::size_t>(size)), texts(static_cast<std::size_t>(size)) {}
 
-  std::vector<std::size_t> ranks_in(State state) const {
+  template <class Predicate>
+  std::vector<std::size_t> ranks_where(Predicate fits) const {
     std::vector<std::size_t> ranks;
     for (std::size_t rank = 0; rank < states.size(); ++rank) {
-      if (states[rank] == state) ranks.push_back(rank);
+      if (fits(states[rank])) ranks.push_back(rank);
     }
     return ranks;
   }
+  bool any(State state) const { return std::ranges::find(states, state) != states.end(); }
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -176,17 +178,15 @@ class Session {
 // Asks those that have not been asked, and waits until something is to be done. True: all have answered.
 bool come_round(Session& session, const std::string& key, const std::shared_ptr<Answers>& answers,
                 Clock::time_point deadline) {
+  using State = Answers::State;
   std::unique_lock lock(answers->mutex);
-  const auto unasked = answers->ranks_in(Answers::State::unasked);
+  const auto unasked = answers->ranks_where([](State state) { return state == State::unasked; });
   lock.unlock();
   for (std::size_t rank : unasked) session.ask(key, rank, answers);
   lock.lock();
-  const auto has = [&](Answers::State state) {
-    return std::ranges::find(answers->states, state) != answers->states.end();
-  };
   answers->changed.wait_until(lock, deadline,
-                              [&] { return has(Answers::State::unasked) || !has(Answers::State::asked); });
-  if (!has(Answers::State::unasked)) return !has(Answers::State::asked);
+                              [&] { return answers->any(State::unasked) || !answers->any(State::asked); });
+  if (!answers->any(State::unasked)) return !answers->any(State::asked);
   // The server keeps a question until the rank has spoken, except where it has already said something else.
   lock.unlock();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -197,21 +197,17 @@ class LoadedPmix final : public Pmix {
  public:
   explicit LoadedPmix(const Functions& functions) : pmix_(functions) {}
 
-  std::vector<std::string> all_gather(const std::string& key, const std::string& text, int rank, int size,
+  std::vector<std::string> all_gather(const std::string& key, const std::string& text, int size,
                                       std::chrono::milliseconds timeout) override {
     const auto deadline = Clock::now() + timeout;
     auto answers = std::make_shared<Answers>(size);
     static Session session(pmix_);
     session.publish(key, text);
     while (!come_round(session, key, answers, deadline)) {
-      if (Clock::now() >= deadline) {
-        const std::lock_guard lock(answers->mutex);
-        auto missing = answers->ranks_in(Answers::State::asked);
-        std::ranges::copy(answers->ranks_in(Answers::State::unasked), std::back_inserter(missing));
-        std::erase(missing, static_cast<std::size_t>(rank));
-        std::ranges::sort(missing);
-        fail_without(missing, answers->states.size(), timeout);
-      }
+      if (Clock::now() < deadline) continue;
+      const std::lock_guard lock(answers->mutex);
+      const auto missing = answers->ranks_where([](Answers::State state) { return state != Answers::State::answered; });
+      if (!missing.empty()) fail_without(missing, answers->states.size(), timeout);
     }
     return answers->texts;
   }

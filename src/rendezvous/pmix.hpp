@@ -20,7 +20,7 @@ class Pmix {
 
   /// Gives each rank the texts of all, in rank order. Every rank calls it, once under a given key.
   /// Throws Error(unavailable) that names the ranks that did not come in time.
-  virtual std::vector<std::string> all_gather(const std::string& key, const std::string& text, int rank, int size,
+  virtual std::vector<std::string> all_gather(const std::string& key, const std::string& text, int size,
                                               std::chrono::milliseconds timeout) = 0;
 };
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,9 +31,12 @@ class Running:
     """A job under way, in a process group of its own, of which nothing is left in the end."""
 
     def __init__(self, command: list[str], **variables: str) -> None:
+        # Open MPI's files; two mpiruns that make the same folder at the same time get in each other's way.
+        self._folder = tempfile.TemporaryDirectory(prefix="open-mpi-")
+        own = {"OMPI_MCA_orte_tmpdir_base": self._folder.name}
         self.process = subprocess.Popen(
             command,
-            env=ranks.environment(**OPEN_MPI, **variables),
+            env=ranks.environment(**OPEN_MPI, **own, **variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -46,7 +50,9 @@ class Running:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             output, _ = self.process.communicate(timeout=20)
+            self._folder.cleanup()
             pytest.fail(f"{self.process.args} did not end within {seconds} s. It said:\n{output}")
+        self._folder.cleanup()
         return Job(self.process.returncode, output)
 
 

@@ -15,12 +15,17 @@
 
 #include "base/log.hpp"
 #include "lockstep/error.hpp"
-#include "rendezvous/proof.hpp"
+#include "net/proof.hpp"
 
 namespace lockstep::rendezvous {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using net::derive_key;
+using net::Digest;
+using net::equal;
+using net::hmac_sha256;
+using net::random_nonce;
 
 constexpr int kMaxRanks = 4096;
 constexpr std::size_t kMaxStrangers = 64;  // connections without a proof that may be open at once

@@ -1,4 +1,4 @@
-#include "rendezvous/proof.hpp"
+#include "net/proof.hpp"
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
@@ -13,7 +13,7 @@
 
 #include "lockstep/error.hpp"
 
-namespace lockstep::rendezvous {
+namespace lockstep::net {
 namespace {
 
 [[noreturn]] void crypto_failure(const char* what) {
@@ -58,4 +58,4 @@ Digest random_nonce() {
   return nonce;
 }
 
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep::net

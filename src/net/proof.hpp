@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace lockstep::rendezvous {
+namespace lockstep::net {
 
 using Digest = std::array<std::uint8_t, 32>;
 
@@ -21,4 +21,4 @@ bool equal(const Digest& a, const Digest& b);
 /// From the system's generator.
 Digest random_nonce();
 
-}  // namespace lockstep::rendezvous
+}  // namespace lockstep::net

@@ -17,7 +17,7 @@
 #include "lockstep/error.hpp"
 #include "rendezvous/host.hpp"
 #include "rendezvous/pmix.hpp"
-#include "rendezvous/proof.hpp"
+#include "net/proof.hpp"
 
 namespace lockstep::rendezvous {
 namespace {

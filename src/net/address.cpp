@@ -1,0 +1,130 @@
+#include "net/address.hpp"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <set>
+
+#include "base/fd.hpp"
+#include "lockstep/error.hpp"
+
+namespace lockstep::net {
+namespace {
+
+template <class Raw>
+sockaddr_storage storage_of(const Raw& raw) {
+  sockaddr_storage storage{};
+  std::memcpy(&storage, &raw, sizeof raw);
+  return storage;
+}
+
+sockaddr_storage make_v4(in_addr address, std::uint16_t port) {
+  sockaddr_in raw{};
+  raw.sin_family = AF_INET;
+  raw.sin_addr = address;
+  raw.sin_port = htons(port);
+  return storage_of(raw);
+}
+
+sockaddr_storage make_v6(const in6_addr& address, std::uint16_t port) {
+  sockaddr_in6 raw{};
+  raw.sin6_family = AF_INET6;
+  raw.sin6_addr = address;
+  raw.sin6_port = htons(port);
+  return storage_of(raw);
+}
+
+std::optional<std::uint16_t> parse_port(std::string_view text) {
+  std::uint16_t port = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), port);
+  if (text.empty() || failure != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return port;
+}
+
+// inet_pton wants a terminated text; one that is longer than any address is none.
+template <class Raw>
+bool parse_host(int family, std::string_view host, Raw& raw) {
+  char terminated[INET6_ADDRSTRLEN] = {};
+  if (host.size() >= sizeof terminated || host.find('\0') != host.npos) return false;
+  std::memcpy(terminated, host.data(), host.size());
+  return inet_pton(family, terminated, &raw) == 1;
+}
+
+// Lower is better; a link-local IPv6 address needs the name of its link, which the peer does not share.
+int preference(const sockaddr& address) {
+  if (address.sa_family == AF_INET) return 0;
+  if (address.sa_family != AF_INET6) return 2;
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  return IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) ? 2 : 1;
+}
+
+}  // namespace
+
+Address Address::loopback(std::uint16_t port) { return from(make_v4({.s_addr = htonl(INADDR_LOOPBACK)}, port)); }
+
+Address Address::of_interface(const std::string& name, std::uint16_t port) {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) throw_errno("list the network interfaces");
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
+  const sockaddr* best = nullptr;
+  std::set<std::string> names;
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    if (item->ifa_addr == nullptr || preference(*item->ifa_addr) > 1) continue;
+    names.insert(item->ifa_name);
+    if (name != item->ifa_name) continue;
+    if (best == nullptr || preference(*item->ifa_addr) < preference(*best)) best = item->ifa_addr;
+  }
+  if (best == nullptr) {
+    std::string there;
+    for (const auto& one : names) there += (there.empty() ? "" : ", ") + one;
+    throw Error(ErrorCode::unavailable,
+                "there is no network interface '" + name + "' with an address; there are: " + there);
+  }
+  if (best->sa_family == AF_INET) return from(make_v4(reinterpret_cast<const sockaddr_in*>(best)->sin_addr, port));
+  return from(make_v6(reinterpret_cast<const sockaddr_in6*>(best)->sin6_addr, port));
+}
+
+std::optional<Address> Address::parse(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == text.npos) return std::nullopt;
+  const auto port = parse_port(text.substr(colon + 1));
+  if (!port) return std::nullopt;
+  const std::string_view host = text.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    in6_addr v6{};
+    if (!parse_host(AF_INET6, host.substr(1, host.size() - 2), v6)) return std::nullopt;
+    return from(make_v6(v6, *port));
+  }
+  in_addr v4{};
+  if (!parse_host(AF_INET, host, v4)) return std::nullopt;
+  return from(make_v4(v4, *port));
+}
+
+Address Address::from(const sockaddr_storage& raw) {
+  Address address;
+  address.raw_ = raw;
+  return address;
+}
+
+std::string Address::text() const {
+  char host[INET6_ADDRSTRLEN] = {};
+  const bool is_v4 = family() == AF_INET;
+  if (!is_v4 && family() != AF_INET6) return "an unnamed socket";
+  inet_ntop(family(), is_v4 ? static_cast<const void*>(&v4().sin_addr) : &v6().sin6_addr, host, sizeof host);
+  std::string text = is_v4 ? "" : "[";
+  text += host;
+  text += is_v4 ? ":" : "]:";
+  return text += std::to_string(port());
+}
+
+std::uint16_t Address::port() const { return ntohs(family() == AF_INET ? v4().sin_port : v6().sin6_port); }
+
+bool Address::is_wildcard() const {
+  if (family() == AF_INET) return v4().sin_addr.s_addr == htonl(INADDR_ANY);
+  return IN6_IS_ADDR_UNSPECIFIED(&v6().sin6_addr);
+}
+
+}  // namespace lockstep::net

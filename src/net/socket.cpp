@@ -1,0 +1,100 @@
+#include "net/socket.hpp"
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace lockstep::net {
+namespace {
+
+constexpr int kKind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+
+// Small messages leave at once.
+void send_at_once(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+bool try_again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+Fd open_reserve() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+}  // namespace
+
+Socket Socket::connect(const Address& to, Clock::time_point deadline) {
+  Fd fd(::socket(to.family(), kKind, 0));
+  if (!fd) throw_errno("make a socket");
+  int failure = ::connect(fd.get(), to.raw(), to.raw_size()) == 0 ? 0 : errno;
+  if (failure == EINPROGRESS || failure == EINTR) {
+    if (!wait_for(fd.get(), POLLOUT, deadline)) throw Error(ErrorCode::timeout, "no answer from " + to.text());
+    socklen_t size = sizeof failure;
+    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &size);
+  }
+  if (failure != 0) throw Error(ErrorCode::unavailable, "cannot reach " + to.text() + ": " + std::strerror(failure));
+  send_at_once(fd.get());
+  return Socket(std::move(fd));
+}
+
+std::size_t Socket::read_some(std::span<std::byte> to) {
+  if (to.empty()) return 0;
+  const ssize_t got = ::recv(fd_.get(), to.data(), to.size(), 0);
+  if (got > 0) return static_cast<std::size_t>(got);
+  if (got == 0) throw ConnectionLost("the peer closed the connection");
+  if (try_again()) return 0;
+  throw ConnectionLost(std::string("the connection is lost: ") + std::strerror(errno));
+}
+
+std::size_t Socket::write_some(std::span<const std::byte> from) {
+  const ssize_t gone = ::send(fd_.get(), from.data(), from.size(), MSG_NOSIGNAL);
+  if (gone >= 0) return static_cast<std::size_t>(gone);
+  if (try_again()) return 0;
+  throw ConnectionLost(std::string("the connection is lost: ") + std::strerror(errno));
+}
+
+std::optional<std::byte> Socket::first_byte() const {
+  std::byte first{};
+  const ssize_t got = ::recv(fd_.get(), &first, 1, MSG_PEEK);
+  if (got == 1) return first;
+  if (got < 0 && try_again()) return std::nullopt;
+  throw ConnectionLost("the caller hung up");
+}
+
+std::string Socket::peer() const {
+  sockaddr_storage raw{};
+  socklen_t size = sizeof raw;
+  if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&raw), &size) != 0) return "a peer that is gone";
+  return Address::from(raw).text();
+}
+
+Listener::Listener(const Address& address) : reserve_(open_reserve()), address_(address) {
+  if (address.is_wildcard()) {
+    throw Error(ErrorCode::invalid_argument,
+                "refusing to listen on all interfaces (" + address.text() + "); name the one that the ranks use");
+  }
+  fd_ = Fd(::socket(address.family(), kKind, 0));
+  if (!fd_ || ::bind(fd_.get(), address.raw(), address.raw_size()) != 0 || ::listen(fd_.get(), SOMAXCONN) != 0)
+    throw_errno("listen on " + address.text());
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) throw_errno("name a socket");
+  address_ = Address::from(bound);
+}
+
+std::optional<Socket> Listener::accept() {
+  Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd && (errno == EMFILE || errno == ENFILE)) {
+    // Without this the caller would stay in the queue, and whoever polls would never sleep again.
+    reserve_.reset();
+    Fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+    reserve_ = open_reserve();
+    return std::nullopt;
+  }
+  if (!fd) return std::nullopt;
+  send_at_once(fd.get());
+  return Socket(std::move(fd));
+}
+
+}  // namespace lockstep::net

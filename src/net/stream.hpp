@@ -1,0 +1,44 @@
+// A connection to one peer, plain or encrypted. Nothing here blocks; what waits takes a deadline.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "lockstep/error.hpp"
+
+namespace lockstep::net {
+
+using Clock = std::chrono::steady_clock;
+
+/// The connection is gone: closed or reset by the peer, or by what lies between.
+class ConnectionLost : public Error {
+ public:
+  explicit ConnectionLost(const std::string& message) : Error(ErrorCode::unavailable, message) {}
+};
+
+/// One thread at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  /// Takes what has arrived and fits; 0 when nothing has. Throws ConnectionLost.
+  virtual std::size_t read_some(std::span<std::byte> to) = 0;
+
+  /// Hands over as much as is taken now; 0 when nothing is. What was not taken comes first the next time. Throws
+  /// ConnectionLost.
+  virtual std::size_t write_some(std::span<const std::byte> from) = 0;
+
+  /// To poll. After a read that took everything there was.
+  virtual int fd() const = 0;
+};
+
+/// Until all of it is read or written. Throws Error(timeout) at the deadline, and ConnectionLost.
+void read_whole(Stream& stream, std::span<std::byte> to, Clock::time_point deadline);
+void write_whole(Stream& stream, std::span<const std::byte> from, Clock::time_point deadline);
+
+/// Waits for `events` of poll(2). False at the deadline.
+bool wait_for(int fd, short events, Clock::time_point deadline);
+
+}  // namespace lockstep::net

@@ -43,6 +43,10 @@ SUITES = {
         "a million schedules of the control plane",
         "LOCKSTEP_SIMULATION_SCHEDULES=200000 build/release/tests/lockstep_simulation_tests",
     ),
+    "fuzz": (
+        "each fuzz target for ten minutes",
+        "tools/build fuzz && LOCKSTEP_FUZZ_SECONDS=600 tools/unit_tests fuzz",
+    ),
     "faults": (
         "the Python tests that kill, stop or cut off ranks, 20 times",
         "for i in $(seq 20); do echo round $i; tools/python_tests -m 'fault and not soak' || exit; done",

@@ -18,6 +18,10 @@ constexpr int kMostAtOnce = 256;  // a flood must not keep `step` from coming ba
 Gate::Gate(House house, const GateOptions& options)
     : house_(std::move(house)), options_(options), listener_(options.address), poll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!poll_) throw_errno("watch sockets");
+  house_.data_key = [this](const Identity& identity) -> std::optional<Digest> {
+    const auto found = data_keys_.find(identity.from);
+    return found == data_keys_.end() ? std::nullopt : std::optional(found->second);
+  };
   watch(listener_.fd(), kListenerId, false, false);
 }
 
@@ -81,7 +85,10 @@ void Gate::go_on(Knocks::iterator item, News& news) {
   }
   if (auto* stranger = std::get_if<Stranger>(&outcome)) return refuse(item, stranger->why);
   ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-  if (auto* arrival = std::get_if<Arrival>(&outcome)) news.arrivals.push_back(std::move(*arrival));
+  if (auto* arrival = std::get_if<Arrival>(&outcome)) {
+    if (arrival->identity.use == Use::control) data_keys_[arrival->identity.from] = arrival->data_key;
+    news.arrivals.push_back(std::move(*arrival));
+  }
   if (auto* turned_away = std::get_if<TurnedAway>(&outcome)) news.turned_away.push_back(std::move(*turned_away));
   knocks_.erase(item);
 }

@@ -19,10 +19,13 @@ struct GateOptions {
   std::chrono::milliseconds patience{5'000};  ///< for the proof, from the first contact on
 };
 
-/// One thread at a time.
+/// One thread at a time. Of every rank that comes in with a control channel it remembers the key for the data
+/// connections that follow, so that they may follow at once.
 class Gate {
  public:
   Gate(House house, const GateOptions& options);
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
   ~Gate();
 
   const Address& address() const { return listener_.address(); }
@@ -60,7 +63,8 @@ class Gate {
   Listener listener_;
   Fd poll_;
   Knocks knocks_;
-  std::uint64_t next_id_ = 1;  // 0 is the listener
+  std::uint64_t next_id_ = 1;                  // 0 is the listener
+  std::map<std::uint32_t, Digest> data_keys_;  // by rank: of its last control channel
   RefusalLog log_;
 };
 

@@ -23,9 +23,7 @@ inline Clock::time_point soon() { return in(std::chrono::seconds(30)); }
 class GateKeeper {
  public:
   explicit GateKeeper(GateOptions options = {}, bool encrypt_data = false)
-      : gate_({.self = member(0), .encrypt_data = encrypt_data, .data_key = [this](auto& id) { return key(id); }},
-              options),
-        thread_([this] { watch(); }) {}
+      : gate_({.self = member(0), .encrypt_data = encrypt_data}, options), thread_([this] { watch(); }) {}
 
   ~GateKeeper() {
     ending_ = true;
@@ -92,10 +90,7 @@ class GateKeeper {
       ::poll(&poll, 1, 5);
       auto news = gate_.step();
       std::lock_guard lock(mutex_);
-      for (auto& arrival : news.arrivals) {
-        if (arrival.identity.use == Use::control) keys_[arrival.identity.from] = arrival.data_key;
-        arrivals_.push_back(std::move(arrival));
-      }
+      for (auto& arrival : news.arrivals) arrivals_.push_back(std::move(arrival));
       for (auto& one : news.turned_away) turned_away_.push_back(std::move(one));
       strangers_ = gate_.strangers();
       most_waiting_ = std::max(most_waiting_, gate_.waiting());
@@ -103,18 +98,10 @@ class GateKeeper {
     }
   }
 
-  // Called by the gate, on its thread, without the lock.
-  std::optional<Digest> key(const Identity& identity) {
-    std::lock_guard lock(mutex_);
-    const auto found = keys_.find(identity.from);
-    return found == keys_.end() ? std::nullopt : std::optional(found->second);
-  }
-
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Arrival> arrivals_;
   std::vector<TurnedAway> turned_away_;
-  std::map<std::uint32_t, Digest> keys_;
   std::uint64_t strangers_ = 0;
   std::size_t most_waiting_ = 0;
   std::atomic<bool> ending_ = false;

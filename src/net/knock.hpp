@@ -22,7 +22,8 @@ struct House {
   Membership self;
   /// Data connections must be TLS as well; plain ones are refused.
   bool encrypt_data = false;
-  /// The key that was exported from the control channel with the rank `identity.from`; nullopt: there is none.
+  /// The key that was exported from the control channel with the rank `identity.from`; nullopt: there is none. A gate
+  /// sets it.
   std::function<std::optional<Digest>(const Identity& identity)> data_key = {};
   TlsContext tls = {};
 };

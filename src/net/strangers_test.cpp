@@ -4,8 +4,9 @@
 #include <openssl/ssl.h>
 
 #include <chrono>
+#include <cstring>
 #include <fstream>
-#include <numeric>
+#include <memory>
 #include <thread>
 
 #include "net/gate_keeper_test.hpp"

@@ -15,12 +15,16 @@
 #include "base/fd.hpp"
 #include "base/log.hpp"
 #include "lockstep/error.hpp"
+#include "net/proof.hpp"
 #include "rendezvous/host.hpp"
 #include "rendezvous/pmix.hpp"
-#include "net/proof.hpp"
 
 namespace lockstep::rendezvous {
 namespace {
+
+using net::derive_key;
+using net::Digest;
+using net::random_nonce;
 
 constexpr std::size_t kLeastBytes = 32;
 

@@ -33,7 +33,7 @@ LIBRARY = pathlib.Path(os.environ.get("LOCKSTEP_LIBRARY", ROOT / "build/release/
 WIDTH, CLASSES, TOKENS = 2048, 1000, 32
 STEPS_PER_TURN, WARM_UP_TURNS, TRIES = 4, 3, 3
 HOOKED_PARAMETERS, TINY_CALLS = 1000, 500
-BATCHES = {"MLP": [16, 64, 256], "transformer": [2, 4, 8, 16]}
+BATCHES = {"MLP": [16, 64, 256], "transformer": [2, 4, 8]}
 
 
 class Transformer(nn.Module):

@@ -168,7 +168,7 @@ bool Core::have_ended_before(std::uint64_t number) const {
   return true;
 }
 
-// False when the tensor is neither small nor in the heap, and there is no room for a relay.
+// False when the tensor is neither small nor in the heap, and there is no room for a relay, or no use in one.
 bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
   Offer& offer = own_board().at(number);
   const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
@@ -227,6 +227,8 @@ std::optional<transport::OfferedPlaces> Core::places_of(const ExpressCall& call)
   const transport::OfferedPlaces places{.input = shared.place_of(call.input->data, bytes),
                                         .output = shared.place_of(call.output->data, bytes)};
   if (places.input != transport::kNowhere && places.output != transport::kNowhere) return places;
+  // A relay means several meetings, and where ranks outnumber cores each of them costs more than a copy.
+  if (crowded_) return std::nullopt;
   constexpr std::size_t kRelayBytes = collective::kRelayWindows * collective::kRelayWindow;
   if (express_relay_ == nullptr) express_relay_ = shared.allocate(kRelayBytes);
   if (express_relay_ == nullptr) return std::nullopt;

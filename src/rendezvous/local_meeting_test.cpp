@@ -8,7 +8,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,14 +64,28 @@ std::string failure_of(const MeetingOptions& options) {
   return "met";
 }
 
-// The name of rank 0's socket, as any process of this user can read it.
-std::vector<std::string> abstract_names() {
-  std::vector<std::string> names;
+// The sockets that this process has open.
+std::set<std::string> own_sockets() {
+  std::set<std::string> inodes;
+  std::error_code gone;  // a thread may close one while we look
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd", gone)) {
+    const std::string target = std::filesystem::read_symlink(fd, gone).string();
+    if (target.starts_with("socket:[")) inodes.insert(target.substr(8, target.size() - 9));
+  }
+  return inodes;
+}
+
+// The name of rank 0's socket, as any process of this user can read it. Other jobs have such sockets too.
+std::optional<std::string> name_of_meeting() {
+  const std::set<std::string> own = own_sockets();
   std::ifstream file("/proc/net/unix");
   for (std::string line; std::getline(file, line);) {
-    if (auto at = line.find("@lockstep-"); at != std::string::npos) names.push_back(line.substr(at + 1));
+    const auto at = line.find(" @lockstep-");  // the inode stands before it
+    if (at == std::string::npos) continue;
+    const auto inode = line.rfind(' ', at - 1) + 1;
+    if (own.contains(line.substr(inode, at - inode))) return line.substr(at + 2);
   }
-  return names;
+  return std::nullopt;
 }
 
 Fd connect_to(const std::string& name) {
@@ -85,11 +102,11 @@ TEST(LocalMeeting, StrangersGetNothingAndDisturbNobody) {
   const MeetingOptions zero = options_for(0, 2, "strangers");
   std::string outcome;
   std::thread listener([&] { outcome = failure_of(zero); });
-  std::vector<std::string> names;
-  while (names.empty()) names = abstract_names();
+  std::optional<std::string> name;
+  while (!name) name = name_of_meeting();
   std::vector<Fd> silent;
   for (int i = 0; i < 200; ++i) {
-    Fd fd = connect_to(names.front());
+    Fd fd = connect_to(*name);
     ASSERT_TRUE(fd);
     // Garbage of every size, also exactly a hello's; some say nothing at all.
     std::string garbage(static_cast<std::size_t>(i), static_cast<char>(i));

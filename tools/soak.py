@@ -43,6 +43,11 @@ SUITES = {
         "a million schedules of the control plane",
         "LOCKSTEP_SIMULATION_SCHEDULES=200000 build/release/tests/lockstep_simulation_tests",
     ),
+    "sanitized": (
+        "the unit tests, with launcher and tests under the address and undefined-behaviour sanitizers too",
+        "cmake --preset asan -B build/sanitized -D LOCKSTEP_UNSANITIZED_IN= && cmake --build build/sanitized && "
+        "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ctest --test-dir build/sanitized --output-on-failure -j 2",
+    ),
     "fuzz": (
         "each fuzz target for ten minutes",
         "tools/build fuzz && LOCKSTEP_FUZZ_SECONDS=600 tools/unit_tests fuzz",

@@ -1,4 +1,4 @@
-// A whole world inside one test: ranks are threads, on the memory or on the shm transport.
+// A whole world inside one test: ranks are threads, on the memory, the shm or the tcp transport.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,16 +16,21 @@
 #include "lockstep/options.hpp"
 #include "transport/memory/memory_transport.hpp"
 #include "transport/shm/shm_transport.hpp"
+#include "transport/tcp/tcp_world_test.hpp"
 
 namespace lockstep::engine {
 
-enum class Over { memory, shm };
+enum class Over { memory, shm, tcp };
 
-inline const char* name_of(Over over) { return over == Over::memory ? "memory" : "shm"; }
+inline const char* name_of(Over over) {
+  if (over == Over::tcp) return "tcp";
+  return over == Over::memory ? "memory" : "shm";
+}
 
 inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size,
                                                                      std::size_t arena_bytes = 32 << 20) {
   if (over == Over::memory) return transport::make_memory_world(size);
+  if (over == Over::tcp) return transport::make_tcp_world(size);
   // One mapping, several threads: so the thread sanitizer sees every access to the shared memory.
   const Fd fd = heap::Segment::create(transport::shm_segment_shape(size, arena_bytes));
   auto segment = heap::Segment::attach(fd);

@@ -1,0 +1,42 @@
+// One connection to a peer, as a queue of frames in both directions. Nothing here waits.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "net/frame.hpp"
+#include "net/stream.hpp"
+
+namespace lockstep::transport::tcp {
+
+class Link {
+ public:
+  /// `unresponsive`: how long the system lets sent bytes be unacknowledged before it gives the connection up.
+  Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch, std::chrono::milliseconds unresponsive);
+
+  /// Sends at once what the system takes, and copies the rest, to be sent by `flush`. Throws net::ConnectionLost.
+  void send(std::span<const std::byte> head, std::span<const std::byte> body = {});
+  void flush();
+
+  /// The next frame that has arrived. Throws net::ConnectionLost and net::BadFrame.
+  std::optional<net::Frame> receive();
+
+  bool has_unsent() const { return !unsent_.empty(); }
+  /// Bytes that the peer's system has not acknowledged yet.
+  bool is_unacknowledged() const;
+  int fd() const { return stream_->fd(); }
+
+ private:
+  std::size_t give(std::span<const std::byte> bytes);
+  void keep(std::span<const std::byte> bytes);
+
+  std::unique_ptr<net::Stream> stream_;
+  net::FrameReader reader_;
+  std::deque<std::vector<std::byte>> unsent_;
+  std::size_t sent_of_first_ = 0;
+};
+
+}  // namespace lockstep::transport::tcp

@@ -1,0 +1,55 @@
+// Ranks of several hosts: every rank has a connection to every other.
+//
+// A pair has two connections. The control channel (TLS) carries heartbeats and the agreement (agreement.hpp). The data
+// connection carries all that must stay in order: notices, messages, what a rank declares while it waits, and that it
+// leaves. Both are made by the higher rank of the pair.
+//
+// Whoever waits reads: a thread that asks for notices or messages takes what has arrived from the sockets itself, and
+// one that sleeps polls them, so a small message changes no thread. A thread of the transport's own, the keeper, does
+// so when nobody else does, sends heartbeats, and notices who has gone silent.
+//
+// A peer is dead when one of its connections is lost and it had not left, or when nothing has been heard of it for
+// `silence`. A keeper that was itself late by much grants all peers that time anew.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "net/gate.hpp"
+#include "transport/transport.hpp"
+
+namespace lockstep::transport {
+
+struct TcpOptions {
+  net::Membership self;
+  net::Address listen = net::Address::loopback();
+  bool encrypt_data = false;
+  std::chrono::milliseconds heartbeat{500};
+  std::chrono::milliseconds silence{4'000};
+};
+
+namespace tcp {
+class Mesh;
+}
+
+/// A rank that listens and is not yet connected: its address is to be told to the others.
+class TcpDoor {
+ public:
+  explicit TcpDoor(const TcpOptions& options);
+  ~TcpDoor();
+  TcpDoor(TcpDoor&&) noexcept;
+
+  const net::Address& address() const;
+
+  /// Connects to all others, whose addresses are given by rank. Throws net::Refused in the words of a rank that does
+  /// not take this one in, and Error(timeout) with the ranks that are missing.
+  static std::unique_ptr<Transport> connect(TcpDoor door, const std::vector<net::Address>& addresses,
+                                            net::Clock::time_point deadline);
+
+ private:
+  TcpOptions options_;
+  std::unique_ptr<tcp::Mesh> mesh_;
+};
+
+}  // namespace lockstep::transport

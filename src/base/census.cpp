@@ -104,6 +104,11 @@ void leave_out_of_census(pid_t thread) {
   left_out().threads.push_back(thread);
 }
 
+void return_to_census(pid_t thread) {
+  const std::lock_guard lock(left_out().mutex);
+  std::erase(left_out().threads, thread);
+}
+
 std::optional<std::uint64_t> threads_at_rest(std::span<const pid_t> known) {
   if (has_set_an_alarm()) return std::nullopt;
   Hasher seen;

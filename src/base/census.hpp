@@ -21,6 +21,9 @@ std::optional<std::uint64_t> threads_at_rest(std::span<const pid_t> known);
 /// From now on `threads_at_rest` does not look at this thread of a library, which never does the program's work.
 void leave_out_of_census(pid_t thread);
 
+/// Before such a thread ends: another may get its number.
+void return_to_census(pid_t thread);
+
 using Census = std::function<std::optional<std::uint64_t>(std::span<const pid_t> known)>;
 
 }  // namespace lockstep

@@ -337,6 +337,7 @@ class Core {
   pid_t own_thread_ = 0;
   std::uint64_t own_rounds_ = 0;
   std::uint64_t own_rounds_before_ = 0;
+  std::optional<std::uint64_t> transport_rounds_before_;
   bool arrived_ = false;
   bool stopping_ = false;
 

@@ -16,6 +16,25 @@ using transport::Health;
 constexpr auto kHealthInterval = std::chrono::milliseconds(10);
 constexpr auto kLastMoment = std::chrono::milliseconds(250);
 
+// What has happened to a rank, and what its user may do.
+struct Loss {
+  const char* what;
+  const char* next_step;
+};
+
+Loss words_of(Health health) {
+  switch (health) {
+    case Health::stopped:
+      return {"the process is stopped and did not go on for several seconds",
+              "Somebody sent it SIGSTOP, or it reads from a terminal in the background."};
+    case Health::unreachable:
+      return {"its host has not answered for several seconds",
+              "Look at the network between the hosts, and whether that host still runs."};
+    default:
+      return {"the process died", "Look at the output of rank {} for the cause."};
+  }
+}
+
 }  // namespace
 
 // Called while something waits. A peer that died or was stopped ends the world; one that left in good order ends only
@@ -28,7 +47,8 @@ void Core::look_after_peers() {
     if (peer == transport_->rank()) continue;
     const Health health = transport_->health(peer);
     if (health == Health::left) fail_what_needs(peer);
-    if (health == Health::stopped || (health == Health::dead && !may_end_without(peer))) lose(peer, health);
+    const bool may_live = health == Health::stopped || health == Health::unreachable;
+    if (may_live || (health == Health::dead && !may_end_without(peer))) lose(peer, health);
   }
   if (!ended_) report_stalls();
 }
@@ -50,18 +70,13 @@ bool Core::may_end_without(int peer) {
 void Core::lose(int peer, Health health) {
   progress();
   if (pending_.empty() || ended_) return;
-  const std::string doing = text_of(*pending_.begin()->second);
+  const auto [what, next_step] = words_of(health);
   transport_->pronounce(
       {.code = ErrorCode::peer_lost,
        .rank = peer,
-       .text = health == Health::dead
-                   ? fmt::format("lost rank {} (pid {}): the process died. Noticed by rank {} while waiting in {}. "
-                                 "Look at the output of rank {} for the cause.",
-                                 peer, transport_->process_of(peer), transport_->rank(), doing, peer)
-                   : fmt::format("lost rank {} (pid {}): the process is stopped (state T) and did not go on for "
-                                 "several seconds. Noticed by rank {} while waiting in {}. Somebody sent it SIGSTOP, "
-                                 "or it reads from a terminal in the background.",
-                                 peer, transport_->process_of(peer), transport_->rank(), doing)});
+       .text = fmt::format("lost rank {} (pid {}): {}. Noticed by rank {} while waiting in {}. {}", peer,
+                           transport_->process_of(peer), what, transport_->rank(), text_of(*pending_.begin()->second),
+                           fmt::format(fmt::runtime(next_step), peer))});
   end_world(*transport_->verdict());
 }
 

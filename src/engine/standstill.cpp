@@ -15,7 +15,7 @@
 // either, and nothing will ever be. It does not matter when ranks confirm, nor that others wake and sleep meanwhile.
 //
 // A thread may sleep because a waiting one holds a lock for a moment (the engine's own, or that of malloc). So between
-// the two looks every thread inside the engine must have let go of all locks.
+// the two looks every thread inside the engine must have let go of all locks, also one that the transport has.
 //
 // A wait in slices, which lets its caller look for signals now and then, counts as one wait: between two looks it may
 // come and go, but at each look it must be there.
@@ -151,6 +151,7 @@ bool Core::is_deadlocked() {
   if (standstill_.version == 0 || rest_ != *rest) {
     rest_ = *rest;
     own_rounds_before_ = own_rounds_;
+    transport_rounds_before_ = transport_->own_rounds();
     for (Waiter* waiter : waiters_) waiter->rounds_before = waiter->rounds;
     standstill_ = {.waits = true, .version = ++versions_, .doing = text_of_waits()};
     declare();
@@ -199,6 +200,7 @@ std::optional<std::uint64_t> Core::rest_of_process() {
 // Two rounds later a thread has been outside of all locks at least once.
 bool Core::all_went_round() const {
   if (thread_.joinable() && own_rounds_ < own_rounds_before_ + 2) return false;
+  if (transport_rounds_before_ && *transport_->own_rounds() < *transport_rounds_before_ + 2) return false;
   return std::all_of(waiters_.begin(), waiters_.end(),
                      [](const Waiter* waiter) { return waiter->rounds >= waiter->rounds_before + 2; });
 }

@@ -256,10 +256,10 @@ TEST_P(NoDeadlock, WhileARankWorksAlone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, NoDeadlock, testing::Values(Over::memory, Over::shm),
+INSTANTIATE_TEST_SUITE_P(Worlds, NoDeadlock, testing::Values(Over::memory, Over::shm, Over::tcp),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 INSTANTIATE_TEST_SUITE_P(Worlds, Deadlock,
-                         testing::Combine(testing::Values(Over::memory, Over::shm), testing::Values(2, 3)),
+                         testing::Combine(testing::Values(Over::memory, Over::shm, Over::tcp), testing::Values(2, 3)),
                          [](const auto& test) {
                            return std::string(name_of(std::get<0>(test.param))) + "_" +
                                   std::to_string(std::get<1>(test.param));

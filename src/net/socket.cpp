@@ -74,7 +74,7 @@ Listener::Listener(const Address& address) : reserve_(open_reserve()), address_(
     throw Error(ErrorCode::invalid_argument,
                 "refusing to listen on all interfaces (" + address.text() + "); name the one that the ranks use");
   }
-  fd_ = Fd(::socket(address.family(), kKind, 0));
+  fd_ = PrivateFd(Fd(::socket(address.family(), kKind, 0)));
   if (!fd_ || ::bind(fd_.get(), address.raw(), address.raw_size()) != 0 || ::listen(fd_.get(), SOMAXCONN) != 0)
     throw_errno("listen on " + address.text());
   sockaddr_storage bound{};

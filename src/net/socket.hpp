@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "base/fd.hpp"
+#include "base/private_fd.hpp"
 #include "net/address.hpp"
 #include "net/stream.hpp"
 
@@ -12,7 +12,7 @@ namespace lockstep::net {
 class Socket final : public Stream {
  public:
   Socket() = default;
-  explicit Socket(Fd fd) : fd_(std::move(fd)) {}
+  explicit Socket(Fd fd) : fd_(std::move(fd)) {}  ///< from now on forked children do not have it
 
   /// Throws Error(unavailable) when nobody listens there, Error(timeout) at the deadline.
   static Socket connect(const Address& to, Clock::time_point deadline);
@@ -28,7 +28,7 @@ class Socket final : public Stream {
   std::string peer() const;
 
  private:
-  Fd fd_;
+  PrivateFd fd_;
 };
 
 class Listener {
@@ -44,7 +44,7 @@ class Listener {
   std::optional<Socket> accept();
 
  private:
-  Fd fd_;
+  PrivateFd fd_;
   Fd reserve_;  ///< given up for a moment to turn callers away when the process has no descriptor left
   Address address_;
 };

@@ -26,9 +26,10 @@ namespace lockstep::transport {
 
 enum class Health {
   alive,
-  left,     ///< stopped its engine in good order
-  dead,     ///< its process is gone
-  stopped,  ///< its process does not run (SIGSTOP), though the rest of the job does
+  left,         ///< stopped its engine in good order
+  dead,         ///< its process is gone
+  stopped,      ///< its process does not run (SIGSTOP), though the rest of the job does
+  unreachable,  ///< its host does not answer any more
 };
 
 /// Why the world has ended. The first verdict wins, and every rank sees the same one.
@@ -162,6 +163,9 @@ class Transport {
   virtual std::string doing(int rank) = 0;
   /// What the rank has declared, if it is a part of this process; at most some of them.
   virtual std::vector<pid_t> threads_here(int rank) = 0;
+
+  /// How often the thread that the transport has of its own has let go of every lock; nullopt: there is none.
+  virtual std::optional<std::uint64_t> own_rounds() const { return std::nullopt; }
 
   /// A word of each rank, zero at first, that all ranks may change: with it survivors agree after a verdict.
   virtual std::uint64_t seat(int rank) = 0;

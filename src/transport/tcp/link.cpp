@@ -1,20 +1,22 @@
 #include "transport/tcp/link.hpp"
 
 #include <linux/sockios.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
 
 #include "transport/tcp/wire.hpp"
 
 namespace lockstep::transport::tcp {
+namespace {
 
-Link::Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch, std::chrono::milliseconds unresponsive)
-    : stream_(std::move(stream)), reader_(epoch, &said_limit) {
-  const auto limit = static_cast<unsigned>(unresponsive.count());
-  ::setsockopt(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
-}
+constexpr std::size_t kReadAhead = 32 << 10;
+
+}  // namespace
+
+Link::Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch)
+    : stream_(std::move(stream)), reader_(epoch, &said_limit), ahead_(kReadAhead) {}
 
 void Link::send(std::span<const std::byte> head, std::span<const std::byte> body) {
   for (auto bytes : {head, body}) {
@@ -37,7 +39,20 @@ void Link::flush() {
 std::optional<net::Frame> Link::receive() {
   for (;;) {
     if (auto frame = reader_.take()) return frame;
-    const std::size_t got = stream_->read_some(reader_.space());
+    const std::span<std::byte> space = reader_.space();
+    if (unread_.empty() && space.size() < ahead_.size()) {
+      const std::size_t got = stream_->read_some(ahead_);
+      if (got == 0) return std::nullopt;
+      unread_ = std::span<const std::byte>(ahead_).first(got);
+    }
+    std::size_t got = 0;
+    if (unread_.empty()) {
+      got = stream_->read_some(space);
+    } else {
+      got = std::min(space.size(), unread_.size());
+      std::memcpy(space.data(), unread_.data(), got);
+      unread_ = unread_.subspan(got);
+    }
     reader_.filled(got);
     if (got == 0) return std::nullopt;
   }

@@ -14,8 +14,7 @@ namespace lockstep::transport::tcp {
 
 class Link {
  public:
-  /// `unresponsive`: how long the system lets sent bytes be unacknowledged before it gives the connection up.
-  Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch, std::chrono::milliseconds unresponsive);
+  Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch);
 
   /// Sends at once what the system takes, and copies the rest, to be sent by `flush`. Throws net::ConnectionLost.
   void send(std::span<const std::byte> head, std::span<const std::byte> body = {});
@@ -35,6 +34,9 @@ class Link {
 
   std::unique_ptr<net::Stream> stream_;
   net::FrameReader reader_;
+  // Bytes are read ahead, so that several small frames cost one system call. A large frame is read past it.
+  std::vector<std::byte> ahead_;
+  std::span<const std::byte> unread_;
   std::deque<std::vector<std::byte>> unsent_;
   std::size_t sent_of_first_ = 0;
 };

@@ -5,11 +5,11 @@
 // leaves. Both are made by the higher rank of the pair.
 //
 // Whoever waits reads: a thread that asks for notices or messages takes what has arrived from the sockets itself, and
-// one that sleeps polls them, so a small message changes no thread. A thread of the transport's own, the keeper, does
-// so when nobody else does, sends heartbeats, and notices who has gone silent.
+// one that sleeps polls them, so a small message changes no thread. A thread of the transport's own, the keeper, sees
+// to the control channels: it sends heartbeats and notices who has gone silent. It touches data only to send on what
+// did not fit into a socket, when nobody waits who would.
 //
-// A peer is dead when one of its connections is lost and it had not left, or when nothing has been heard of it for
-// `silence`. A keeper that was itself late by much grants all peers that time anew.
+// Who counts as gone, and when, is in switchboard.hpp; the verdict and the seats of survivors are in agreement.hpp.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,7 @@ struct TcpOptions {
   net::Address listen = net::Address::loopback();
   bool encrypt_data = false;
   std::chrono::milliseconds heartbeat{500};
-  std::chrono::milliseconds silence{4'000};
+  std::chrono::milliseconds silence{4'000};  ///< after which a peer that says nothing is given up
 };
 
 namespace tcp {

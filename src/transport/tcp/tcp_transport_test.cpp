@@ -72,7 +72,7 @@ TEST(TcpTransport, OneThatVanishesIsDeadAndOneThatLeavesHasLeft) {
   EXPECT_EQ(ranks[0]->health(2), Health::dead);
 }
 
-TEST(TcpTransport, OneThatIsSilentIsDead) {
+TEST(TcpTransport, OneThatIsSilentThoughItsHostAnswersIsStopped) {
   auto options = tcp_test_options(0, 2);
   options.heartbeat = 20ms;
   options.silence = 300ms;
@@ -84,7 +84,8 @@ TEST(TcpTransport, OneThatIsSilentIsDead) {
   auto rank = TcpDoor::connect(std::move(door), addresses, Clock::now() + 30s);
   other.join();
   const auto since = Clock::now();
-  EXPECT_TRUE(comes_true(*rank, [&] { return rank->health(1) == Health::dead; }));
+  EXPECT_TRUE(comes_true(*rank, [&] { return rank->health(1) != Health::alive; }));
+  EXPECT_EQ(rank->health(1), Health::stopped);
   EXPECT_GE(Clock::now() - since, 200ms);
 }
 

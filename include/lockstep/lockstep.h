@@ -124,6 +124,10 @@ typedef struct ls_options {
   uint64_t start_timeout_ms, stall_warning_ms, stall_limit_ms;
   const char* timeline;         /* null or empty: none */
   const char* flight_directory; /* null or empty: none */
+  const char* transport;        /* null or empty: what fits */
+  const char* interface;        /* null or empty: the one that is needed */
+  const char* meeting;          /* null or empty: none */
+  int32_t encrypt_data;
 } ls_options;
 
 LS_API const char* ls_version(void);

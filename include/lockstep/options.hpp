@@ -51,6 +51,20 @@ struct LOCKSTEP_API Options {
   /// nowhere.
   std::string flight_directory = {};
 
+  /// How ranks reach each other: "shm" (shared memory, on one host), "tcp", or empty: what fits to where they are.
+  std::string transport = {};
+
+  /// Over TCP: the network interface on which this rank listens, such as "eth0". Empty: loopback where all ranks are on
+  /// one host, otherwise the one that leads to rank 0.
+  std::string interface = {};
+
+  /// On several hosts: where rank 0 listens until all ranks have come, as "host:port". Empty where the launcher tells
+  /// (Open MPI, Slurm with PMIx).
+  std::string meeting = {};
+
+  /// Over TCP: data is encrypted too, not only what controls it.
+  bool encrypt_data = false;
+
   /// Reads what `lockstep run`, mpirun, srun or torchrun has set (docs/running.md). Without any of it: a world of one.
   /// Talks to nobody: under the others, `secret` stays empty here, and `Engine` gets it.
   /// Throws Error(invalid_argument) when they contradict each other.

@@ -111,6 +111,10 @@ class Options(ctypes.Structure):
         ("stall_limit_ms", c_uint64),
         ("timeline", c_char_p),
         ("flight_directory", c_char_p),
+        ("transport", c_char_p),
+        ("interface", c_char_p),
+        ("meeting", c_char_p),
+        ("encrypt_data", c_int32),
     ]
 
 

@@ -108,7 +108,11 @@ ls_options defaults() {
           .stall_warning_ms = static_cast<std::uint64_t>(options.stall_warning.count()),
           .stall_limit_ms = static_cast<std::uint64_t>(options.stall_limit.count()),
           .timeline = nullptr,
-          .flight_directory = nullptr};
+          .flight_directory = nullptr,
+          .transport = nullptr,
+          .interface = nullptr,
+          .meeting = nullptr,
+          .encrypt_data = 0};
 }
 
 lockstep::Options options_of(const ls_options* given) {
@@ -127,6 +131,10 @@ lockstep::Options options_of(const ls_options* given) {
   options.stall_limit = std::chrono::milliseconds(taken.stall_limit_ms);
   if (taken.timeline != nullptr) options.timeline = taken.timeline;
   if (taken.flight_directory != nullptr) options.flight_directory = taken.flight_directory;
+  if (taken.transport != nullptr) options.transport = taken.transport;
+  if (taken.interface != nullptr) options.interface = taken.interface;
+  if (taken.meeting != nullptr) options.meeting = taken.meeting;
+  options.encrypt_data = taken.encrypt_data != 0;
   return options;
 }
 
@@ -205,6 +213,10 @@ int ls_options_from_environment(ls_options* target) {
     filled.stall_limit_ms = static_cast<std::uint64_t>(kept.stall_limit.count());
     filled.timeline = kept.timeline.c_str();
     filled.flight_directory = kept.flight_directory.c_str();
+    filled.transport = kept.transport.c_str();
+    filled.interface = kept.interface.c_str();
+    filled.meeting = kept.meeting.c_str();
+    filled.encrypt_data = kept.encrypt_data ? 1 : 0;
     std::memcpy(target, &filled, std::min(size, sizeof filled));
     target->struct_size = size;
   });

@@ -49,6 +49,8 @@ struct ExpressCall {
   bool by_contributors = false;
 };
 
+struct Roster;
+
 class Core {
  public:
   using Clock = std::chrono::steady_clock;
@@ -87,6 +89,10 @@ class Core {
 
   /// Throws the operation's error if it has failed.
   static void check(const Operation& operation);
+
+  /// Where the ranks of this world find each other again (connect_tcp.hpp); null on one host.
+  void keep_roster(std::shared_ptr<const Roster> roster) { roster_ = std::move(roster); }
+  const std::shared_ptr<const Roster>& roster() const { return roster_; }
 
   /// How this rank finds out that nothing in its process can go on by itself; before anything else is done with it.
   void use_census(Census census) { census_ = std::move(census); }
@@ -280,7 +286,8 @@ class Core {
   const Patience patience_;
   const unsigned fork_generation_;
 
-  trace::Recorder recorder_;  // records under mutex_; its parts synchronise themselves
+  std::shared_ptr<const Roster> roster_;  // set once, before anybody else uses the engine
+  trace::Recorder recorder_;              // records under mutex_; its parts synchronise themselves
 
   std::mutex mutex_;
   std::condition_variable wake_;  // the engine's thread: something to do, or stop

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <netdb.h>
 
 #include <charconv>
 #include <cstring>
@@ -87,6 +88,40 @@ Address Address::of_interface(const std::string& name, std::uint16_t port) {
   return from(make_v6(reinterpret_cast<const sockaddr_in6*>(best)->sin6_addr, port));
 }
 
+Address Address::towards(const Address& other) {
+  // A datagram socket that is connected sends nothing, but has the address that would be used.
+  const Fd probe(::socket(other.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  if (!probe || ::connect(probe.get(), other.raw(), other.raw_size()) != 0 ||
+      ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&own), &size) != 0) {
+    throw Error(ErrorCode::unavailable, "no way leads from this host to " + other.text() + ": " + std::strerror(errno));
+  }
+  return from(own).with_port(0);
+}
+
+Address Address::resolve(const std::string& text) {
+  if (const auto numbers = parse(text)) return *numbers;
+  const std::size_t colon = text.rfind(':');
+  const auto port = colon == text.npos ? std::nullopt : parse_port(std::string_view(text).substr(colon + 1));
+  if (!port) throw Error(ErrorCode::invalid_argument, "'" + text + "' is no address of the form host:port");
+  const std::string host = text.substr(0, colon);
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const int failure = ::getaddrinfo(host.c_str(), nullptr, &wanted, &list);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
+  const addrinfo* best = nullptr;
+  for (const addrinfo* item = failure == 0 ? list : nullptr; item != nullptr; item = item->ai_next) {
+    if (best == nullptr || preference(*item->ai_addr) < preference(*best->ai_addr)) best = item;
+  }
+  if (best == nullptr)
+    throw Error(ErrorCode::unavailable, "the host '" + host + "' is not known here: " + ::gai_strerror(failure));
+  sockaddr_storage raw{};
+  std::memcpy(&raw, best->ai_addr, best->ai_addrlen);
+  return from(raw).with_port(*port);
+}
+
 std::optional<Address> Address::parse(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   if (colon == text.npos) return std::nullopt;
@@ -121,6 +156,15 @@ std::string Address::text() const {
 }
 
 std::uint16_t Address::port() const { return ntohs(family() == AF_INET ? v4().sin_port : v6().sin6_port); }
+
+Address Address::with_port(std::uint16_t port) const {
+  return from(family() == AF_INET ? make_v4(v4().sin_addr, port) : make_v6(v6().sin6_addr, port));
+}
+
+bool Address::is_loopback() const {
+  if (family() == AF_INET) return (ntohl(v4().sin_addr.s_addr) >> 24) == IN_LOOPBACKNET;
+  return IN6_IS_ADDR_LOOPBACK(&v6().sin6_addr);
+}
 
 bool Address::is_wildcard() const {
   if (family() == AF_INET) return v4().sin_addr.s_addr == htonl(INADDR_ANY);

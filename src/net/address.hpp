@@ -20,6 +20,13 @@ class Address {
   /// Throws Error(unavailable) with the interfaces that there are.
   static Address of_interface(const std::string& name, std::uint16_t port = 0);
 
+  /// The address by which this machine reaches another one. Throws Error(unavailable) when no way leads there.
+  static Address towards(const Address& other);
+
+  /// "localhost:80", "node1:80" or what `parse` takes; names are looked up, IPv4 before IPv6. Throws
+  /// Error(invalid_argument) for a text that is none, and Error(unavailable) for a name that nobody knows.
+  static Address resolve(const std::string& text);
+
   /// "192.0.2.1:80" or "[2001:db8::1]:80"; numbers only, nothing is looked up. nullopt for anything else.
   static std::optional<Address> parse(std::string_view text);
 
@@ -27,6 +34,8 @@ class Address {
 
   std::string text() const;
   std::uint16_t port() const;
+  Address with_port(std::uint16_t port) const;
+  bool is_loopback() const;
 
   /// Stands for all interfaces at once: Lockstep never listens on it.
   bool is_wildcard() const;

@@ -16,13 +16,16 @@ constexpr int kMostAtOnce = 256;  // a flood must not keep `step` from coming ba
 }  // namespace
 
 Gate::Gate(House house, const GateOptions& options)
-    : house_(std::move(house)), options_(options), listener_(options.address), poll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    : house_(std::move(house)),
+      options_(options),
+      listener_(options.listener ? options.listener : std::make_shared<Listener>(options.address)),
+      poll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!poll_) throw_errno("watch sockets");
   house_.data_key = [this](const Identity& identity) -> std::optional<Digest> {
     const auto found = data_keys_.find(identity.from);
     return found == data_keys_.end() ? std::nullopt : std::optional(found->second);
   };
-  watch(listener_.fd(), kListenerId, false, false);
+  watch(listener_->fd(), kListenerId, false, false);
 }
 
 Gate::~Gate() = default;
@@ -57,7 +60,7 @@ Gate::News Gate::step() {
 
 void Gate::let_knock(News& news) {
   for (int i = 0; i < kMostAtOnce; ++i) {
-    auto socket = listener_.accept();
+    auto socket = listener_->accept();
     if (!socket) return;
     make_room();
     const std::uint64_t id = next_id_++;

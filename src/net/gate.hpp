@@ -17,6 +17,7 @@ struct GateOptions {
   Address address = Address::loopback();  ///< or one interface's; port 0: the system chooses
   std::size_t most_strangers = 64;        ///< beyond that the oldest is dropped, one that said nothing before others
   std::chrono::milliseconds patience{5'000};  ///< for the proof, from the first contact on
+  std::shared_ptr<Listener> listener = {};    ///< one that listens already, in place of an address
 };
 
 /// One thread at a time. Of every rank that comes in with a control channel it remembers the key for the data
@@ -28,7 +29,7 @@ class Gate {
   Gate& operator=(const Gate&) = delete;
   ~Gate();
 
-  const Address& address() const { return listener_.address(); }
+  const Address& address() const { return listener_->address(); }
 
   /// Becomes readable (poll) when `step` has something to do.
   int fd() const { return poll_.get(); }
@@ -60,7 +61,7 @@ class Gate {
 
   House house_;
   GateOptions options_;
-  Listener listener_;
+  std::shared_ptr<Listener> listener_;
   Fd poll_;
   Knocks knocks_;
   std::uint64_t next_id_ = 1;                  // 0 is the listener

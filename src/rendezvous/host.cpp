@@ -1,6 +1,6 @@
 #include "rendezvous/host.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/environment.hpp"
+#include "net/proof.hpp"
 
 namespace lockstep::rendezvous {
 
@@ -20,6 +21,8 @@ std::string host_id() {
   return fmt::format("{} {} {}", boot, std::string_view(space, length > 0 ? static_cast<std::size_t>(length) : 0),
                      ::geteuid());
 }
+
+std::string host_tag() { return fmt::format("{:02x}", fmt::join(net::derive_key(host_id(), "lockstep host"), "")); }
 
 std::string host_name() {
   utsname system{};

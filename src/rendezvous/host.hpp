@@ -9,6 +9,9 @@ namespace lockstep::rendezvous {
 /// namespace (in which they meet), same user. LOCKSTEP_HOST_ID overrides it, for tests.
 std::string host_id();
 
+/// The same as one short word, which tells nothing else.
+std::string host_tag();
+
 /// What people call it.
 std::string host_name();
 

@@ -32,57 +32,71 @@ std::string bytes_of(const Digest& digest) { return {digest.begin(), digest.end(
 
 std::string hex_of(const Digest& digest) { return fmt::format("{:02x}", fmt::join(digest, "")); }
 
-// What a rank says of itself through PMIx: three words, separated by blanks.
-struct Card {
-  std::string host_id;  // a hash, so that it is one word
+// What a rank says of itself through PMIx: four words, separated by blanks.
+struct PmixWords {
+  std::string host;
   std::string host_name;
-  std::string key;  // rank 0's secret in hexadecimal digits; of the others "-"
+  std::string key;      // rank 0's secret in hexadecimal digits; of the others "-"
+  std::string meeting;  // where rank 0 listens; "-" when all are on one host
 };
 
-std::string text_of(const Card& card) { return fmt::format("{} {} {}", card.host_id, card.host_name, card.key); }
-
-Card card_of(const std::string& text) {
-  Card card;
-  std::istringstream(text) >> card.host_id >> card.host_name >> card.key;
-  return card;
+std::string text_of(const PmixWords& words) {
+  return fmt::format("{} {} {} {}", words.host, words.host_name, words.key, words.meeting);
 }
 
-[[noreturn]] void refuse_several_hosts(const std::vector<Card>& cards) {
+PmixWords words_of(const std::string& text) {
+  PmixWords words;
+  std::istringstream(text) >> words.host >> words.host_name >> words.key >> words.meeting;
+  return words;
+}
+
+// The launcher has put them on one host, and yet they cannot share its memory.
+[[noreturn]] void refuse_to_part(const std::vector<PmixWords>& all) {
   std::map<std::string, std::vector<std::size_t>> ranks;
-  for (std::size_t rank = 0; rank < cards.size(); ++rank) ranks[cards[rank].host_id].push_back(rank);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) ranks[all[rank].host].push_back(rank);
   std::string places;
   for (const auto& [host, members] : ranks) {
     places += fmt::format("{}rank {} on {}", places.empty() ? "" : ", ", fmt::join(members, " "),
-                          cards[members.front()].host_name);
+                          all[members.front()].host_name);
   }
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("the ranks are on {} hosts, or in network namespaces or of users that cannot meet ({}). All "
-                          "ranks must be on one host in this version: start them there (mpirun --host localhost:{}, "
-                          "srun --nodes=1).",
-                          ranks.size(), places, cards.size()));
+              fmt::format("the launcher says that all ranks are on one host, but they are in {} network namespaces, or "
+                          "of as many users, and cannot share memory ({}). Start them in one.",
+                          ranks.size(), places));
 }
 
-std::string exchange(Pmix& pmix, const Place& place, std::chrono::milliseconds timeout) {
-  const Card mine{.host_id = hex_of(derive_key(host_id(), "lockstep host")),
-                  .host_name = host_name(),
-                  .key = place.rank == 0 ? hex_of(random_nonce()) : "-"};
-  std::vector<Card> cards;
-  for (const auto& text : pmix.all_gather("lockstep", text_of(mine), place.size, timeout)) {
-    cards.push_back(card_of(text));
+JobSecret exchange(Pmix& pmix, const Place& place, const SecretOptions& options) {
+  const bool parted = place.local_size != place.size;
+  const PmixWords mine{.host = host_tag(),
+                       .host_name = host_name(),
+                       .key = place.rank == 0 ? hex_of(random_nonce()) : "-",
+                       .meeting = place.rank == 0 && parted ? options.open_meeting() : "-"};
+  std::vector<PmixWords> all;
+  for (const auto& text : pmix.all_gather("lockstep", text_of(mine), place.size, options.timeout)) {
+    all.push_back(words_of(text));
   }
-  for (const Card& card : cards) {
-    if (card.host_id != mine.host_id) refuse_several_hosts(cards);
+  for (const PmixWords& one : all) {
+    if (one.host != mine.host && !parted) refuse_to_part(all);
   }
-  return bytes_of(derive_key(cards.front().key, "lockstep secret from rank 0"));
+  return {.secret = bytes_of(derive_key(all.front().key, "lockstep secret from rank 0")),
+          .meeting = parted ? all.front().meeting : std::string()};
 }
 
 // Once per process: engines that it starts later are of the same job.
-std::string exchanged_secret(Pmix& pmix, const Place& place, std::chrono::milliseconds timeout) {
+JobSecret exchanged_secret(Pmix& pmix, const Place& place, const SecretOptions& options) {
   static std::mutex mutex;
-  static std::optional<std::string> secret;
+  static std::optional<JobSecret> secret;
   const std::lock_guard lock(mutex);
-  if (!secret) secret = exchange(pmix, place, timeout);
+  if (!secret) secret = exchange(pmix, place, options);
   return *secret;
+}
+
+[[noreturn]] void refuse_several_hosts(const Started& started) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("the ranks are on several hosts, and {} has no protected way to give them a secret. Make a "
+                          "file that only you can read, (umask 077; head -c 32 /dev/urandom > FILE), put it on all "
+                          "hosts, and set LOCKSTEP_SECRET_FILE to its path for all ranks.",
+                          started.by));
 }
 
 std::string secret_from_name(const std::string& by, const std::string& job) {
@@ -113,17 +127,18 @@ std::string secret_from_file(const std::string& path, const std::string& job) {
   return bytes_of(derive_key(content, fmt::format("lockstep secret from a file for {}", job)));
 }
 
-std::string job_secret(const Started& started, std::chrono::milliseconds timeout) {
+JobSecret job_secret(const Started& started, const SecretOptions& options) {
   const Place& place = started.place;
-  if (auto path = text_from("LOCKSTEP_SECRET_FILE")) return secret_from_file(*path, place.job);
+  if (auto path = text_from("LOCKSTEP_SECRET_FILE")) return {.secret = secret_from_file(*path, place.job)};
   if (started.channel == Channel::inherited) return {};
   if (started.channel == Channel::pmix) {
-    if (auto pmix = Pmix::load()) return exchanged_secret(*pmix, place, timeout);
+    if (auto pmix = Pmix::load()) return exchanged_secret(*pmix, place, options);
     log::info(place.rank, fmt::format("{} offers PMIx, but there is no library for it here (libpmix.so.2): the ranks "
                                       "meet by their user",
                                       started.by));
   }
-  return secret_from_name(started.by, place.job);
+  if (place.local_size != place.size) refuse_several_hosts(started);
+  return {.secret = secret_from_name(started.by, place.job)};
 }
 
 }  // namespace lockstep::rendezvous

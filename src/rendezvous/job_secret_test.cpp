@@ -61,17 +61,31 @@ TEST(JobSecret, FileGivesEachJobItsOwn) {
 }
 
 TEST(JobSecret, ByCredentialsItFollowsFromTheJob) {
-  Started started{.by = "torchrun", .channel = Channel::credentials, .place = {.rank = 0, .size = 2, .job = "one"}};
-  const std::string one = job_secret(started, milliseconds(0));
+  Started started{.by = "torchrun",
+                  .channel = Channel::credentials,
+                  .place = {.rank = 0, .size = 2, .local_size = 2, .job = "one"}};
+  const std::string one = job_secret(started, {}).secret;
   EXPECT_EQ(one.size(), 32U);
   started.place.rank = 1;
-  EXPECT_EQ(one, job_secret(started, milliseconds(0)));
+  EXPECT_EQ(one, job_secret(started, {}).secret);
   started.place.job = "two";
-  EXPECT_NE(one, job_secret(started, milliseconds(0)));
+  EXPECT_NE(one, job_secret(started, {}).secret);
+}
+
+TEST(JobSecret, OnSeveralHostsTheNameOfAJobIsNone) {
+  const Started started{
+      .by = "torchrun", .channel = Channel::credentials, .place = {.size = 2, .local_size = 1, .job = "one"}};
+  try {
+    job_secret(started, {});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("torchrun has no protected way to give them a secret"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(JobSecret, WhereItIsInheritedNoneIsMadeUp) {
-  EXPECT_EQ(job_secret({.by = "lockstep run", .channel = Channel::inherited, .place = {}}, milliseconds(0)), "");
+  EXPECT_EQ(job_secret({.by = "lockstep run", .channel = Channel::inherited, .place = {}}, {}).secret, "");
 }
 
 TEST(Host, CanBeOverriddenForTests) {

@@ -38,6 +38,14 @@ std::string secret_from_descriptor() {
   return secret;
 }
 
+// PyTorch's store listens at MASTER_PORT, so the ranks of Lockstep meet at the port after it.
+std::string meeting_from_environment() {
+  if (auto given = text_from("LOCKSTEP_MEETING")) return *given;
+  const auto host = text_from("MASTER_ADDR");
+  const auto port = number_from<int>("MASTER_PORT", 1);
+  return host && port ? fmt::format("{}:{}", *host, *port + 1) : std::string();
+}
+
 }  // namespace
 
 Options Options::from_environment() {
@@ -53,6 +61,10 @@ Options Options::from_environment() {
   if (auto bytes = number_from<std::size_t>("LOCKSTEP_HEAP_BYTES", 0)) options.heap_bytes = *bytes;
   if (const char* path = std::getenv("LOCKSTEP_TIMELINE")) options.timeline = path;
   if (const char* path = std::getenv("LOCKSTEP_FLIGHT_DIR")) options.flight_directory = path;
+  options.transport = text_from("LOCKSTEP_TRANSPORT").value_or("");
+  options.interface = text_from("LOCKSTEP_INTERFACE").value_or("");
+  options.meeting = meeting_from_environment();
+  options.encrypt_data = number_from<int>("LOCKSTEP_ENCRYPT_DATA", 0).value_or(0) != 0;
   if (auto limit = seconds_from("LOCKSTEP_START_TIMEOUT")) options.start_timeout = *limit;
   if (auto limit = seconds_from("LOCKSTEP_STALL_WARNING")) options.stall_warning = *limit;
   if (auto limit = seconds_from("LOCKSTEP_STALL_LIMIT")) options.stall_limit = *limit;

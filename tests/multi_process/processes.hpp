@@ -26,7 +26,7 @@ struct Outcome {
 };
 
 /// One body per rank, run in a process of its own with an engine of its own. What it returns is told to the parent; an
-/// exception's text too, with exit code 1.
+/// exception's text too, with exit code 1. With `Options::meeting` every rank counts as alone on its host.
 class Processes {
  public:
   using Body = std::function<std::string(Engine&)>;
@@ -34,7 +34,8 @@ class Processes {
   Processes(int size, const Body& body, Options base = {}) {
     base.job = "test-" + std::to_string(getpid()) + "-" + std::to_string(counter_++);
     base.secret = std::string(32, 's');
-    base.size = base.local_size = size;
+    base.size = size;
+    base.local_size = base.meeting.empty() ? size : 1;
     if (!base.epoch) base.epoch = 0;
     std::fflush(nullptr);
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a rank has started comes to us when the rank is gone
@@ -42,7 +43,8 @@ class Processes {
     for (int rank = 0; rank < size; ++rank) {
       int ends[2];
       if (::pipe(ends) != 0) throw std::runtime_error("pipe");
-      base.rank = base.local_rank = rank;
+      base.rank = rank;
+      base.local_rank = base.meeting.empty() ? rank : 0;
       const pid_t pid = ::fork();
       if (pid == 0) {
         ::setpgid(0, 0);                     // so that what it starts can be ended with it

@@ -48,9 +48,12 @@ pid_t start_stranger(const std::string& secret) {
 
 TEST(Stranger, IsTurnedAwayAndTheJobIsNotDisturbed) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can start a process of another user";
-  const std::string secret = job_secret(
-      {.by = "test", .channel = Channel::credentials, .place = {.rank = 0, .size = 2, .job = std::to_string(getpid())}},
-      std::chrono::milliseconds(0));
+  const std::string secret =
+      job_secret({.by = "test",
+                  .channel = Channel::credentials,
+                  .place = {.rank = 0, .size = 2, .local_size = 2, .job = std::to_string(getpid())}},
+                 {})
+          .secret;
   const pid_t stranger = start_stranger(secret);
   std::string outcome;
   std::thread zero([&] { outcome = outcome_of(options_for(0, secret)); });

@@ -137,19 +137,19 @@ def differing(variable, one, other):
             f"export {variable}; exec {PROGRAM} 1"]  # fmt: skip
 
 
-def test_ranks_on_several_hosts_are_refused_on_every_rank(srun_with_pmix):
+def test_ranks_of_one_host_that_cannot_share_memory_are_refused_on_every_rank(srun_with_pmix):
     job = srun_with_pmix.run(2, *differing("LOCKSTEP_HOST_ID", "a", "b"))
     assert job.code != 0
     refused = lines(job.output)
-    assert len(refused) == 2 and all("the ranks are on 2 hosts" in line for line in refused), job.output
+    assert len(refused) == 2 and all("but they are in 2 network namespaces" in line for line in refused), job.output
 
 
-def test_a_launcher_that_tells_of_several_hosts_is_believed():
+def test_several_hosts_without_a_secret_are_refused():
     place = {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
     job = Running([str(PROGRAM), "1"], **place, **step).end(10)
     assert job.code == 1
-    assert re.search(r"rank 2 of 4 is on host \S+ with 2 ranks, .* must be on one host .*srun --nodes=1", job.output)
+    assert re.search(r"on several hosts, and Slurm has no protected way .* set LOCKSTEP_SECRET_FILE", job.output)
 
 
 def test_mixed_versions_are_refused_with_both_named(srun_without, tmp_path):

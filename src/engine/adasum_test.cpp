@@ -119,7 +119,7 @@ TEST_P(AdasumInWorlds, FollowsItsDefinitionWithTheSameBitsOnEveryRankAndTranspor
 
 TEST_P(AdasumInWorlds, ParallelVectorsAreAveragedOrthogonalOnesAddedAndZerosSkipped) {
   const int size = GetParam();
-  for (Over over : {Over::memory, Over::shm}) {
+  for (Over over : {Over::memory, Over::shm, Over::tcp}) {
     run_world(over, size, [&](Core& core) {
       const int rank = core.options().rank;
       std::vector<float> same(100, 3.0F), apart(100, 0.0F), one(100, 0.0F);
@@ -156,7 +156,7 @@ TEST_P(AdasumInWorlds, AJoinedRankIsSkippedAndScalesApply) {
   constexpr std::size_t kElements = 5000;
   std::vector<std::optional<Vector>> leaves(1);
   for (int rank = 1; rank < size; ++rank) leaves.emplace_back(gradient(rank, kElements));
-  for (Over over : {Over::memory, Over::shm}) {
+  for (Over over : {Over::memory, Over::shm, Over::tcp}) {
     run_world(over, size, [&, size](Core& core) {
       const int rank = core.options().rank;
       if (rank > 0 && size > 1) {

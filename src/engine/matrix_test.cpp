@@ -253,7 +253,8 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Matrix,
                            return std::string(name_of(std::get<0>(test.param))) +
                                   std::to_string(std::get<1>(test.param));
                          });
-INSTANTIATE_TEST_SUITE_P(OverTcp, Matrix, testing::Combine(testing::Values(Over::tcp), testing::Values(3)),
+INSTANTIATE_TEST_SUITE_P(OverTcp, Matrix,
+                         testing::Combine(testing::Values(Over::tcp), testing::ValuesIn(tcp_sizes({3}))),
                          [](const auto& test) {
                            return std::string(name_of(std::get<0>(test.param))) +
                                   std::to_string(std::get<1>(test.param));

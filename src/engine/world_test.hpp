@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -25,6 +26,11 @@ enum class Over { memory, shm, tcp };
 inline const char* name_of(Over over) {
   if (over == Over::tcp) return "tcp";
   return over == Over::memory ? "memory" : "shm";
+}
+
+/// Worlds over TCP that a suite runs in: a few, or with LOCKSTEP_TEST_FULL=1 as many as over the others.
+inline std::vector<int> tcp_sizes(std::vector<int> usual) {
+  return std::getenv("LOCKSTEP_TEST_FULL") == nullptr ? usual : std::vector<int>{2, 3, 4, 5, 8};
 }
 
 inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size,

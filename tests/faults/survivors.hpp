@@ -40,6 +40,11 @@ inline const Activity kBetweenOperations{"BetweenOperations", 1000, std::chrono:
 /// the words.
 inline std::string reduce_until_error(Engine& engine, const Activity& activity) {
   auto* values = static_cast<float*>(engine.allocate(activity.elements * sizeof(float)));
+  std::vector<float> own;
+  if (values == nullptr) {  // there is no shared memory
+    own.resize(activity.elements);
+    values = own.data();
+  }
   const TensorView tensor{.data = values, .shape = {static_cast<std::int64_t>(activity.elements)}, .name = "gradient"};
   for (std::size_t i = 0; i < activity.elements; ++i) values[i] = 0.0F;
   engine.all_reduce(tensor, tensor);

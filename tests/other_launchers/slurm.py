@@ -1,7 +1,6 @@
 """A Slurm of one node, made for a test and gone with it.
 
-It lives in namespaces of its own: its network has only loopback, and its processes end with the first of them. What
-runs in it is started by `command`.
+Its node is a test host. What runs in it is started by `command`.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-NODE = socket.gethostname().split(".")[0]
+import host_set
+
+NODE = "host0"  # the name of the first test host
 
 CONFIGURATION = """
 ClusterName=test
@@ -41,10 +40,7 @@ NodeName={node} NodeAddr=127.0.0.1 CPUs=16
 PartitionName=test Nodes=ALL Default=YES
 """
 
-# With the loopback address alone, the C library finds no address for any name (AI_ADDRCONFIG).
 DAEMONS = """
-ip link set lo up
-ip address add 10.0.0.1/32 dev lo
 munged --foreground --force --socket {folder}/munge.socket --key-file {folder}/munge.key --pid-file {folder}/munge.pid \
        --log-file {folder}/munge.log --seed-file {folder}/munge.seed &
 slurmctld -D -f {folder}/slurm.conf &
@@ -54,9 +50,9 @@ wait
 
 
 class Slurm:
-    def __init__(self, folder: Path, first_process: int) -> None:
+    def __init__(self, folder: Path, hosts: host_set.HostSet) -> None:
         self._folder = folder
-        self._inside = ["nsenter", "--target", str(first_process), "--net", "--mount", "--pid", "--"]
+        self._hosts = hosts
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,7 +60,7 @@ class Slurm:
 
     def command(self, *words: str) -> list[str]:
         """What to run, outside, for `words` to run inside."""
-        return [*self._inside, *words]
+        return self._hosts.command(0, *words)
 
     def await_node(self, daemons: subprocess.Popen[bytes], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
@@ -92,26 +88,13 @@ def running(folder: Path) -> Iterator[Slurm]:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
     (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, node=NODE))
-    spaces = ["unshare", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
-    with open(folder / "log", "wb") as log:
-        daemons = subprocess.Popen(
-            [*spaces, "sh", "-c", DAEMONS.format(folder=folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    try:
-        slurm = Slurm(folder, _only_child(daemons))
-        slurm.await_node(daemons)
-        yield slurm
-    finally:
-        daemons.send_signal(signal.SIGKILL)
-        daemons.wait(timeout=20)
-
-
-def _only_child(process: subprocess.Popen[bytes], seconds: float = 10) -> int:
-    """The first process of the new namespace."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        if children:
-            return int(children[0])
-        time.sleep(0.005)
-    raise RuntimeError(f"unshare has started nothing within {seconds} s")
+    with host_set.up(1) as hosts, open(folder / "log", "wb") as log:
+        command = hosts.command(0, "sh", "-c", DAEMONS.format(folder=folder))
+        daemons = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            slurm = Slurm(folder, hosts)
+            slurm.await_node(daemons)
+            yield slurm
+        finally:
+            hosts.down()  # all that runs there, too
+            daemons.wait(timeout=20)

@@ -217,6 +217,15 @@ LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
 LS_API int ls_begin_exclusive_step(ls_engine* engine);
 /* In place and without a handle: ls_end_step waits for it and says whether it failed. */
 LS_API int ls_all_reduce_in_step(ls_engine* engine, const ls_tensor* tensor, const ls_reduce_options* options);
+/* The tensor `like`, but with its values at `data`. */
+typedef struct ls_placed_tensor {
+  const ls_tensor* like;
+  void* data;
+} ls_placed_tensor;
+/* Several at once, in this order: for callers to whom each call is dear. Where one is refused, those before it are
+   under way, and those after it are not. */
+LS_API int ls_all_reduce_several_in_step(ls_engine* engine, const ls_placed_tensor* tensors, size_t count,
+                                         const ls_reduce_options* options);
 LS_API int ls_abort(ls_engine* engine, const char* reason);
 
 /* After a failure, called by every survivor: who is left, the same answer on all. LS_PEER_LOST on a rank that the

@@ -155,6 +155,7 @@ _FUNCTIONS = {
     "ls_work_free": (None, [c_void_p]),
     "ls_begin_exclusive_step": (c_int, [c_void_p]),
     "ls_all_reduce_in_step": (c_int, [c_void_p, _TENSOR, _OPTIONS]),
+    "ls_all_reduce_several_in_step": (c_int, [c_void_p, c_void_p, c_size_t, _OPTIONS]),
     "ls_end_step": (c_int, [c_void_p, POINTER(c_uint64)]),
     "ls_abort": (c_int, [c_void_p, c_char_p]),
     "ls_timeline_start": (c_int, [c_void_p, c_char_p, c_int]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from array import array
 from collections.abc import Sequence
 from ctypes import byref, c_int32, c_int64, c_void_p, sizeof
 
@@ -27,6 +28,7 @@ __all__ = [
     "Tensor",
     "Work",
     "all_reduce_in_step",
+    "all_reduce_several_in_step",
     "make_tensor",
     "options_from_environment",
 ]
@@ -221,7 +223,8 @@ class Engine:
     def begin_step(self) -> c_void_p:
         """Opens a step: what `all_reduce_in_step` submits from now on may travel together, by a plan that is learned.
 
-        Returns what that function takes as its first argument. Operations made in any other way do not belong to it.
+        Returns what that function and `all_reduce_several_in_step` take as their first argument. Operations made in
+        any other way do not belong to it.
         """
         engine, _ = self._prepare()
         check(_c.library.ls_begin_exclusive_step(engine))
@@ -285,8 +288,16 @@ class Engine:
 
 
 # (engine, reference to a tensor, reference to the options) -> status. In place, and without a handle: `end_step` waits.
-# The bare function, because it is called for every gradient.
 all_reduce_in_step = _c.library.ls_all_reduce_in_step
+
+
+def all_reduce_several_in_step(engine: c_void_p, places: Sequence[int], options: ReduceOptions) -> None:
+    """Several at once. `places`: for each the address of a Tensor, then that of its values, which is used instead.
+
+    Where one is refused, those before it are under way.
+    """
+    flat = array("Q", places)
+    check(_c.library.ls_all_reduce_several_in_step(engine, flat.buffer_info()[0], len(flat) // 2, byref(options)))
 
 
 def _handle_of(group: Group | None) -> c_void_p | None:

@@ -459,11 +459,22 @@ int ls_begin_exclusive_step(ls_engine* engine) {
 }
 
 int ls_all_reduce_in_step(ls_engine* engine, const ls_tensor* tensor, const ls_reduce_options* options) {
+  return guarded(
+      [&] { required(engine, "engine").engine.all_reduce_in_step(view_of(tensor), reduce_options_of(options)); });
+}
+
+int ls_all_reduce_several_in_step(ls_engine* engine, const ls_placed_tensor* tensors, size_t count,
+                                  const ls_reduce_options* options) {
   return guarded([&] {
-    // Called for every gradient of every step: the view keeps its memory for the next one.
-    thread_local lockstep::TensorView view;
-    describe(tensor, view);
-    required(engine, "engine").engine.all_reduce_in_step(view, reduce_options_of(options));
+    lockstep::Engine& target = required(engine, "engine").engine;
+    if (count > 0) required(tensors, "tensors");
+    const auto reduce = reduce_options_of(options);
+    lockstep::TensorView view;  // its memory serves all of them
+    for (size_t i = 0; i < count; ++i) {
+      describe(tensors[i].like, view);
+      view.data = tensors[i].data;
+      target.all_reduce_in_step(view, reduce);
+    }
   });
 }
 

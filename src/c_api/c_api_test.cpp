@@ -77,6 +77,18 @@ TEST(CApi, TwoRanksReduceBroadcastAndStep) {
       EXPECT_EQ(ls_end_step(engine, nullptr), LS_OK);
       EXPECT_EQ(values[99], 3.0F);
 
+      float second[100] = {1.0F};
+      const ls_tensor other = tensor_of(nullptr, shape, "u");
+      const ls_placed_tensor placed[] = {{&tensor, values}, {&other, second}, {&nameless, values}};
+      EXPECT_EQ(ls_begin_exclusive_step(engine), LS_OK);
+      EXPECT_EQ(ls_all_reduce_several_in_step(engine, placed, 2, nullptr), LS_OK) << ls_last_error();
+      EXPECT_EQ(ls_all_reduce_several_in_step(engine, nullptr, 0, nullptr), LS_OK);
+      EXPECT_EQ(ls_all_reduce_several_in_step(engine, nullptr, 1, nullptr), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_all_reduce_several_in_step(engine, placed + 2, 1, nullptr), LS_INVALID_ARGUMENT);
+      EXPECT_EQ(ls_end_step(engine, nullptr), LS_OK);
+      EXPECT_EQ(values[99], 6.0F);
+      EXPECT_EQ(second[0], 2.0F);
+
       values[0] = static_cast<float>(10 + rank);
       EXPECT_EQ(ls_broadcast(engine, &tensor, 1, nullptr, nullptr), LS_OK);
       EXPECT_EQ(values[0], 11.0F);

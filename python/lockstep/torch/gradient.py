@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import byref
+from ctypes import addressof, byref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from lockstep.torch.reducer import Reducer
 
 
+# A gradient counts at least this much towards a submission, so that many tiny ones do not wait for each other too long.
+_LEAST_WEIGHT = 4096
+
+
 class Gradient:
     """Reduces the gradient of one parameter, in place, as soon as backward has produced it."""
 
     __slots__ = (
-        "_context", "_counted", "_finish_sparse", "_key", "_passes", "_reduced", "_reducer", "_sent", "_started",
-        "_target", "_view", "_view_reference", "_viewed", "companions", "key", "name", "parameter",
+        "_address", "_context", "_counted", "_finish_sparse", "_key", "_passes", "_reduced", "_reducer", "_sent",
+        "_started", "_target", "_view", "_viewed", "_weight", "companions", "key", "name", "parameter",
     )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str, key: str, reducer: Reducer) -> None:
@@ -47,8 +51,9 @@ class Gradient:
         self._sent: torch.Tensor | None = None
         self._context: Any = None
         self._view: Tensor | None = None
-        self._view_reference: Any = None
+        self._address = 0  # of `_view`
         self._viewed: torch.dtype | None = None  # the element type of `_view`
+        self._weight = _LEAST_WEIGHT
 
     def on_backward(self, parameter: torch.Tensor) -> None:
         """The hook that autograd calls when it has added to the gradient."""
@@ -56,12 +61,12 @@ class Gradient:
         if reducer.direct and self._started != reducer.round:
             gradient: Any = parameter.grad
             if gradient.dtype is self._viewed and gradient.is_contiguous():
-                self._view.data = gradient.data_ptr()  # type: ignore[union-attr]
-                status = all_reduce_in_step(steps.engine or steps.begin(), self._view_reference, reducer.options)
-                if status:
-                    check(status)
                 self._started = reducer.round
                 reducer.kept.append(gradient)
+                reducer.places += (self._address, gradient.data_ptr())
+                reducer.room -= self._weight
+                if reducer.room < 0:
+                    reducer.submit()
                 return
         self._on_other_backward()
 
@@ -116,7 +121,7 @@ class Gradient:
             return
         view = self.prepare()
         if reducer.in_steps:
-            check(all_reduce_in_step(steps.begin(), self._view_reference, reducer.options))
+            check(all_reduce_in_step(steps.begin(), byref(view), byref(reducer.reduce_options)))
         else:
             memory = self.parameter.grad if self._sent is None else self._sent
             reducer.works.append(world.engine().all_reduce(view, view, reducer.reduce_options, memory))
@@ -134,7 +139,8 @@ class Gradient:
         sent = engine_memory(compressed, "allreduce")
         if self._view is None or sent.dtype is not self._viewed:
             self._view = view_of(sent, self._key)
-            self._view_reference = byref(self._view)
+            self._address = addressof(self._view)
+            self._weight = max(sent.nbytes, _LEAST_WEIGHT)
             # Complex numbers may be conjugates in name only; the hot path does not look.
             self._viewed = None if sent.dtype.is_complex else sent.dtype
         else:

@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from ctypes import byref
 from typing import Any
 
 import torch
 
 from lockstep import world
-from lockstep.engine import ReduceOptions, Work
+from lockstep.engine import ReduceOptions, Work, all_reduce_several_in_step
 from lockstep.errors import InvalidArgumentError, LockstepError
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.gradient import Gradient
 from lockstep.torch.presence import Presence, presence_of
 from lockstep.torch.steps import Turn, steps
+
+# Gradients are submitted when so much has come together. Less would cost more calls; more would begin to travel later,
+# and would have left the cache when it is copied.
+_BYTES_TOGETHER = 256 * 1024
 
 
 class Reducer:
@@ -42,7 +45,6 @@ class Reducer:
         prefix: str,
     ) -> None:
         self.reduce_options = reduce_options
-        self.options: Any = byref(reduce_options)
         self.compression = compression
         self.process_set = process_set
         self.sparse_as_dense = sparse_as_dense
@@ -53,6 +55,10 @@ class Reducer:
         self.round = 0  # from one `synchronize` or `zero_grad` to the next
         self.touched = False  # backward has come by in this round
         self.kept: list[torch.Tensor] = []  # what is under way, one for each gradient that was started
+        self.places: list[
+            int
+        ] = []  # those of `kept` that are not submitted yet: addresses of tensor and values in turn
+        self.room = _BYTES_TOGETHER  # what may still come before they are
         self.settled: list[torch.Tensor] = []  # what was under way and came to its end before `synchronize`
         self.unfinished: list[Gradient] = []  # started ones whose result must still be put into place
         self.works: list[Work] = []  # outside of steps
@@ -62,6 +68,7 @@ class Reducer:
         self._gradients: dict[torch.Tensor, Gradient] = {}
         self._frozen: list[Gradient] = []
         self._all_present = b""
+        self._refusal: LockstepError | None = None
         self._turn = Turn(self)
         if self.in_steps:
             steps.enter(self._turn)
@@ -122,6 +129,16 @@ class Reducer:
         memory = [gradient.sent for gradient in gradients], list(self.kept)
         self.works.append(world.engine().grouped_all_reduce(views, views, self.reduce_options, memory))
 
+    def submit(self) -> None:
+        """Hands over to the engine what the hooks have gathered: one call for several is cheaper than one for each."""
+        places, self.places = self.places, []
+        self.room = _BYTES_TOGETHER
+        try:
+            all_reduce_several_in_step(steps.engine or steps.begin(), places, self.reduce_options)
+        except LockstepError as error:
+            self._refusal = error
+            raise
+
     # What ends a round.
 
     def synchronize(self) -> None:
@@ -156,6 +173,9 @@ class Reducer:
     def _reduce(self, *, started_only: bool) -> list[Gradient]:
         """Starts what this rank lacks and another has, waits for all, and says which were under way anywhere."""
         try:
+            if self.places:
+                with contextlib.suppress(LockstepError):  # `_finish` raises it: the ranks stay together until then
+                    self.submit()
             taking_part = self._start_what_others_have(started_only)
             self._finish()
             return taking_part
@@ -173,6 +193,8 @@ class Reducer:
             if started_only:
                 self.settled += self.kept
             self.kept.clear()
+            self.places.clear()
+            self._refusal = None
             self.works.clear()
             self.unfinished.clear()
 
@@ -207,7 +229,7 @@ class Reducer:
     def _finish(self) -> None:
         if self.in_steps:
             steps.end()
-        failure: Exception | None = None
+        failure: Exception | None = self._refusal  # a program may have gone on after that
         for work in self.works:
             try:
                 work.wait()

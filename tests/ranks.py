@@ -9,6 +9,7 @@
 
 Every rank is a process that stays for many calls, so that a test costs milliseconds and not an import of PyTorch; each
 call begins without an engine and ends by stopping the one that the function started. Arguments and results are JSON.
+Ranks are forked from one process that has imported PyTorch (rank_template.py): a test that kills some needs new ones.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import rank_template
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIBRARY = Path(os.environ.get("LOCKSTEP_LIBRARY", REPOSITORY / "build/release/src/liblockstep.so"))
@@ -60,16 +63,17 @@ def start_rank(
     size: int,
     secret: int,
     job: str,
-    *,
-    pass_fds: Sequence[int] = (),
-    more: dict[str, str] | None = None,
     **options: Any,
 ) -> subprocess.Popen[Any]:
     """Starts a command as one rank of a job on one host: the environment is that of `lockstep run`."""
+    env = environment(**identity(rank, size, job), LOCKSTEP_SECRET_FD=str(secret))
+    return subprocess.Popen(command, env=env, pass_fds=[secret], **options)
+
+
+def identity(rank: int, size: int, job: str) -> dict[str, str]:
+    """What `lockstep run` tells a rank of a job on one host, beside the secret."""
     told = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-    told |= {"JOB": job, "SECRET_FD": secret}
-    env = environment(**{f"LOCKSTEP_{key}": str(value) for key, value in told.items()}, **(more or {}))
-    return subprocess.Popen(command, env=env, pass_fds=[secret, *pass_fds], **options)
+    return {f"LOCKSTEP_{key}": str(value) for key, value in (told | {"JOB": job}).items()}
 
 
 @contextlib.contextmanager
@@ -102,10 +106,9 @@ class Outcome:
 
 
 class _Rank:
-    def __init__(self, rank: int, size: int, secret: int, job: str, more: dict[str, str]) -> None:
+    def __init__(self, rank: int, size: int, secret: int, job: str) -> None:
         self.socket, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"import ranks; ranks.serve({theirs.fileno()})"]
-        self.process = start_rank(command, rank, size, secret, job, pass_fds=[theirs.fileno()], more=more)
+        self.process = rank_template.fork(environment(), identity(rank, size, job), theirs, secret)
         theirs.close()
         self.rank = rank
         self.buffer = b""
@@ -133,9 +136,8 @@ class _Rank:
 class Ranks:
     """A world of `size` processes. They start at the first call, and anew after one that ended differently."""
 
-    def __init__(self, size: int, **environment: str) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self._environment = environment
         self._ranks: list[_Rank] = []
 
     def values(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
@@ -155,7 +157,7 @@ class Ranks:
         if not self._ranks:
             secret = make_secret()
             job = secrets.token_hex(8)
-            self._ranks = [_Rank(r, self.size, secret, job, self._environment) for r in range(self.size)]
+            self._ranks = [_Rank(r, self.size, secret, job) for r in range(self.size)]
             os.close(secret)
         file = inspect.getfile(function)
         self._pending = [Outcome() for _ in self._ranks]

@@ -85,18 +85,34 @@ def test_a_rank_that_leaves_early(two):
     assert "rank 1" in stays.message
 
 
-FAILS = """
+FAILS_IN_BACKWARD = """
 import torch, lockstep.torch as hvd
+
+class Checked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, step):
+        ctx.step = step
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if hvd.rank() == 1 and ctx.step == 5:
+            raise ValueError("label 17 is out of range")
+        return gradient, None
+
 hvd.init()
-hvd.allreduce(torch.ones(1))
-if hvd.rank() == 1:
-    raise ValueError("label 17 is out of range")
-hvd.allreduce(torch.ones(1), name="gradient")
+model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 1))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+for step in range(10):
+    optimizer.zero_grad()
+    model[1](Checked.apply(model[0](torch.ones(4, 10)), step)).sum().backward()
+    optimizer.step()
 """
 
 
-def test_the_exception_of_one_rank_is_told_to_the_others():
-    with ranks.programs(2, [sys.executable, "-c", FAILS]) as (told, failed):
+def test_an_exception_in_the_backward_of_one_rank_is_told_to_the_others():
+    """It has submitted some of its gradients by then. Both processes end by themselves."""
+    with ranks.programs(2, [sys.executable, "-c", FAILS_IN_BACKWARD]) as (told, failed):
         _, told_errors = told.communicate(timeout=60)
         _, failed_errors = failed.communicate(timeout=60)
     assert failed.returncode == 1

@@ -20,6 +20,9 @@ class Link {
   void send(std::span<const std::byte> head, std::span<const std::byte> body = {});
   void flush();
 
+  /// Sends what the system takes of these bytes, past what `send` has kept, and says how much that was.
+  std::size_t give(std::span<const std::byte> bytes);
+
   /// The next frame that has arrived. Throws net::ConnectionLost and net::BadFrame.
   std::optional<net::Frame> receive();
 
@@ -29,7 +32,6 @@ class Link {
   int fd() const { return stream_->fd(); }
 
  private:
-  std::size_t give(std::span<const std::byte> bytes);
   void keep(std::span<const std::byte> bytes);
 
   std::unique_ptr<net::Stream> stream_;

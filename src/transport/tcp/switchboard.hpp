@@ -4,17 +4,20 @@
 // connection carries all that must stay in order. They are watched apart: whoever waits for data reads the latter
 // itself, while the keeper's thread sees to the former.
 //
-// A peer is dead when one of its connections ends and it had not left: the kernel closes them when a process ends. One
-// of which nothing is heard for `silence` is stopped if its host still acknowledges what is sent to it, and otherwise
-// unreachable. Such a peer may come back to life. It is told no more than how the world ended (`tell_lost`), so that it
-// knows why all others are gone.
+// A data connection that is lost is made again, and nothing that was sent on it is lost (lasting_link.hpp). A peer is
+// dead when its control channel ends and it had not left, because the kernel closes it when a process ends, or when its
+// data connection cannot be made again. One of which nothing is heard for `silence` is stopped if its host still
+// acknowledges what is sent to it, and otherwise unreachable. Such a peer may come back to life. It is told no more
+// than how the world ended (`tell_lost`), so that it knows why all others are gone.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "transport/tcp/lasting_link.hpp"
 #include "transport/tcp/link.hpp"
 #include "transport/tcp/mesh.hpp"
 #include "transport/tcp/wire.hpp"
@@ -26,7 +29,8 @@ class Switchboard {
  public:
   struct Callbacks {
     std::function<void(int from, Said said)> heard;
-    std::function<void(int peer)> lost;  ///< its health has changed to something else than alive
+    std::function<void(int peer)> lost;    ///< its health has changed to something else than alive
+    std::function<void(int peer)> broken;  ///< its data connection is to be made again
   };
 
   Switchboard(const TcpOptions& options, std::vector<PeerStreams> streams, Callbacks callbacks);
@@ -54,6 +58,11 @@ class Switchboard {
   /// This rank did not run for a while: it cannot tell whether others did.
   void grant_time(net::Clock::duration time);
 
+  /// The data connection was made again; null: it cannot be.
+  void renew(int peer, std::unique_ptr<net::Stream> data);
+  /// Gives up those whose data connection has been broken for too long.
+  void notice_broken(net::Clock::time_point now);
+
   /// The last words to those that were given up and may live.
   void tell_lost(std::span<const std::byte> frame);
 
@@ -65,21 +74,27 @@ class Switchboard {
  private:
   struct Line {
     std::unique_ptr<Link> control;
-    std::unique_ptr<Link> data;
+    std::unique_ptr<LastingLink> data;
+    std::optional<net::Clock::time_point> broken;  // since when there is no socket for data
     Health health = Health::alive;
     net::Clock::time_point heard;
   };
 
   int size() const { return static_cast<int>(lines_.size()); }
   Line& line(int peer) { return lines_[static_cast<std::size_t>(peer)]; }
-  static std::unique_ptr<Link>& link_of(Line& line, bool data) { return data ? line.data : line.control; }
-  void watch(const Link& link, int peer, bool data, int operation) const;
+  void watch(int poll, int fd, int peer, bool write, int operation) const;
   template <class Use>
-  void with_link(int peer, bool data, const Use& use);
+  void with_control(int peer, const Use& use);
+  template <class Use>
+  void with_data(int peer, const Use& use);
+  void give_up(int peer, const net::BadFrame& error);
+  void reset_if_asked(int peer);
+  void break_off(int peer);
   bool pump(const Fd& poll, bool data);
-  void serve(int peer, bool data);
-  void take_all(int peer, Link& link);
-  void take_rest(int peer, bool data);
+  void serve_data(int peer);
+  void serve_control(int peer);
+  template <class AnyLink>
+  void take_all(int peer, AnyLink& link);
   void lose(int peer, Health health);
 
   const TcpOptions options_;

@@ -47,14 +47,19 @@ struct Peer {
 
 class TcpTransport final : public Transport, private Messages {
  public:
-  TcpTransport(const TcpOptions& options, std::vector<PeerStreams> streams)
+  TcpTransport(const TcpOptions& options, std::unique_ptr<Mesh> mesh, std::vector<PeerStreams> streams)
       : options_(options),
         rank_(static_cast<int>(options.self.rank)),
+        mesh_(std::move(mesh)),
         peers_(streams.size()),
         agreement_(rank_, static_cast<int>(streams.size())),
         switchboard_(options, std::move(streams),
                      {.heard = [this](int from, Said said) { take(from, std::move(said)); },
-                      .lost = [this](int peer) { agreement_.lose(peer); }}) {
+                      .lost = [this](int peer) { agreement_.lose(peer); },
+                      .broken =
+                          [this](int peer) {
+                            if (mesh_->calls(peer)) mesh_->call_again(peer, keeper_bell_);
+                          }}) {
     const Hello hello{.process = static_cast<std::uint64_t>(::getpid()), .token = token_of_process()};
     send_to_all(pack(hello, epoch()));
     keeper_ = std::thread([this] { keep(); });
@@ -321,12 +326,22 @@ class TcpTransport final : public Transport, private Messages {
           switchboard_.beat();
         }
         pump_control();
+        renew_connections();
+        if (now - pumped_ >= kKeeperRound) pump();  // a connection that nobody uses may be lost too
         switchboard_.notice_silence(now);
+        switchboard_.notice_broken(now);
         send_agreement();
         wait_for_news(lock);
       }
     }
     return_to_census(::gettid());
+  }
+
+  void renew_connections() {
+    for (Mesh::Renewed& one : mesh_->renewed()) {
+      switchboard_.renew(one.peer, std::move(one.data));
+      after_news();
+    }
   }
 
   void wait_for_news(std::unique_lock<std::mutex>& lock) {
@@ -335,10 +350,11 @@ class TcpTransport final : public Transport, private Messages {
     const auto longest = std::min(backlog_ ? kBacklogRound : kKeeperRound, options_.heartbeat);
     pollfd waits[] = {{.fd = switchboard_.control_poll(), .events = POLLIN, .revents = 0},
                       {.fd = keeper_bell_.fd(), .events = POLLIN, .revents = 0},
+                      {.fd = mesh_->fd(), .events = POLLIN, .revents = 0},
                       {.fd = switchboard_.data_poll(), .events = POLLIN, .revents = 0}};
     lock.unlock();
     ++rounds_;
-    ::poll(waits, sends_on ? 3 : 2, static_cast<int>(longest.count()));
+    ::poll(waits, sends_on ? 4 : 3, static_cast<int>(longest.count()));
     keeper_bell_.silence();
     lock.lock();
     if (sends_on) pump();
@@ -348,6 +364,7 @@ class TcpTransport final : public Transport, private Messages {
   const int rank_;
   const pid_t process_ = ::getpid();
   const Bell keeper_bell_;
+  const std::unique_ptr<Mesh> mesh_;       // the keeper's
   std::atomic<std::uint64_t> rounds_ = 0;  // of the keeper
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
@@ -375,7 +392,8 @@ const net::Address& TcpDoor::address() const { return mesh_->address(); }
 
 std::unique_ptr<Transport> TcpDoor::connect(TcpDoor door, const std::vector<net::Address>& addresses,
                                             net::Clock::time_point deadline) {
-  return std::make_unique<TcpTransport>(door.options_, door.mesh_->connect(addresses, deadline));
+  auto streams = door.mesh_->connect(addresses, deadline);
+  return std::make_unique<TcpTransport>(door.options_, std::move(door.mesh_), std::move(streams));
 }
 
 }  // namespace lockstep::transport

@@ -27,6 +27,7 @@ struct TcpOptions {
   bool encrypt_data = false;
   std::chrono::milliseconds heartbeat{500};
   std::chrono::milliseconds silence{4'000};  ///< after which a peer that says nothing is given up
+  std::size_t reset_after_bytes = 0;         ///< for tests: a data connection is reset when so much has come
 };
 
 namespace tcp {

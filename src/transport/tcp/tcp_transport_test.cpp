@@ -61,6 +61,18 @@ TEST(TcpTransport, MessagesOfAllSizesBothWaysAtOnce) {
   }
 }
 
+TEST(TcpTransport, MessagesSurviveConnectionsThatAreReset) {
+  for (const bool encrypt : {false, true}) {
+    std::vector<TcpOptions> options = {tcp_test_options(0, 2), tcp_test_options(1, 2)};
+    for (auto& one : options) {
+      one.encrypt_data = encrypt;
+      one.reset_after_bytes = 3'000'000;
+    }
+    auto ranks = connect_tcp_world(options);
+    for (int i = 0; i < 3; ++i) exchange(*ranks[0], *ranks[1], (5u << 20) + 3);
+  }
+}
+
 TEST(TcpTransport, OneThatVanishesIsDeadAndOneThatLeavesHasLeft) {
   auto ranks = make_tcp_world(3);
   ranks[1]->leave();

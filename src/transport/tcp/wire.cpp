@@ -22,6 +22,7 @@ enum class SaidKind : std::uint32_t {
   snapshot,
   ack,
   refuse,
+  confirmation,
 };
 
 constexpr std::uint32_t kLongestText = 4096;
@@ -52,8 +53,9 @@ class Packer {
   }
 
   Packer& add_raw(const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    payload_.insert(payload_.end(), bytes, bytes + size);
+    const std::size_t before = payload_.size();
+    payload_.resize(before + size);
+    if (size > 0) std::memcpy(payload_.data() + before, data, size);
     return *this;
   }
 
@@ -179,8 +181,10 @@ Message unpack_agreement(Unpacker& from, SaidKind kind, int world_size) {
       return Snapshot{.words = from.take_words(world_size)};
     case SaidKind::ack:
       return Ack{.ballot = from.take<std::uint64_t>(), .version = from.take<std::uint64_t>()};
-    default:
+    case SaidKind::refuse:
       return Refuse{.promised = from.take<std::uint64_t>()};
+    default:
+      throw net::BadFrame("a confirmation where none belongs");
   }
 }
 
@@ -256,6 +260,18 @@ std::vector<std::byte> pack_piece_head(const Piece& piece, std::uint32_t epoch) 
   return head;
 }
 
+std::vector<std::byte> pack_confirmation(std::uint64_t frames, std::uint32_t epoch) {
+  return Packer().add(frames).frame(SaidKind::confirmation, epoch);
+}
+
+std::optional<std::uint64_t> unpack_confirmation(const net::Frame& frame) {
+  if (frame.kind != static_cast<std::uint32_t>(SaidKind::confirmation)) return std::nullopt;
+  Unpacker from(frame.payload);
+  const auto frames = from.take<std::uint64_t>();
+  from.end();
+  return frames;
+}
+
 Said unpack(const net::Frame& frame, int world_size) {
   Unpacker from(frame.payload);
   const auto kind = static_cast<SaidKind>(frame.kind);
@@ -282,7 +298,7 @@ Said unpack(const net::Frame& frame, int world_size) {
 }
 
 std::optional<std::uint32_t> said_limit(std::uint32_t kind) {
-  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::refuse))
+  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::confirmation))
     return std::nullopt;
   switch (static_cast<SaidKind>(kind)) {
     case SaidKind::notice:

@@ -49,6 +49,11 @@ std::vector<std::byte> pack(const Message& message, std::uint32_t epoch);
 /// Frame and header of a piece without its data, which follows.
 std::vector<std::byte> pack_piece_head(const Piece& piece, std::uint32_t epoch);
 
+/// Of a LastingLink's own: how many frames have arrived.
+std::vector<std::byte> pack_confirmation(std::uint64_t frames, std::uint32_t epoch);
+/// nullopt: it is another frame. Throws net::BadFrame.
+std::optional<std::uint64_t> unpack_confirmation(const net::Frame& frame);
+
 /// A Piece refers to the frame.
 using Said = std::variant<Hello, Notice, Piece, Declaration, Left, Heartbeat, Message>;
 

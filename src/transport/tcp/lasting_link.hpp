@@ -1,0 +1,71 @@
+// A connection to a peer that outlives its socket. Nothing here waits.
+//
+// Frames are numbered by counting, on either side. The sender keeps each until the receiver has said that it has it,
+// which it does now and then. When the socket is lost and another takes its place, both first say how many frames they
+// have; what the other does not have is sent again. So every frame arrives once and in order, however often the socket
+// is lost.
+//
+// What is kept is no more than the sockets hold, and what the receiver has not yet confirmed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "transport/tcp/link.hpp"
+
+namespace lockstep::transport::tcp {
+
+class LastingLink {
+ public:
+  LastingLink(std::unique_ptr<net::Stream> stream, std::uint32_t epoch);
+
+  /// Copies the frame, and sends at once what the system takes. All that touch the socket throw net::ConnectionLost.
+  void send(std::span<const std::byte> head, std::span<const std::byte> body = {});
+  void flush();
+
+  /// The next frame that has arrived. Also throws net::BadFrame.
+  std::optional<net::Frame> receive();
+
+  /// The socket is lost: nothing is sent or received until another takes its place.
+  void drop_socket();
+  void replace_socket(std::unique_ptr<net::Stream> stream);
+
+  /// Bytes of whole frames, since the socket took its place.
+  std::uint64_t received_on_socket() const { return received_on_socket_; }
+  bool connected() const { return socket_ != nullptr; }
+  bool has_unsent() const { return next_ < kept_.size() || !words_.empty(); }
+  /// The socket would take more, if it had room.
+  bool wants_to_send() const { return connected() && (!words_.empty() || (next_ < kept_.size() && !resuming_)); }
+  bool is_unacknowledged() const { return connected() && socket_->is_unacknowledged(); }
+  int fd() const { return socket_->fd(); }
+
+ private:
+  void confirm_if_due(std::size_t bytes);
+  void take_confirmation(std::uint64_t frames);
+  void go_on_after(std::uint64_t frames);
+  void forget_until(std::uint64_t frames);
+  std::vector<std::byte> fresh_buffer();
+
+  const std::uint32_t epoch_;
+  std::unique_ptr<Link> socket_;
+  bool resuming_ = false;  // the peer has not yet said on this socket what it has
+
+  std::deque<std::vector<std::byte>> kept_;  // not confirmed
+  std::uint64_t confirmed_ = 0;              // frames before the first of them
+  std::size_t next_ = 0;                     // of kept_: to be sent next
+  std::size_t sent_of_next_ = 0;             // bytes
+  bool in_frame_ = false;                    // the socket has been given a part of it, or waits with it
+  std::vector<std::byte> words_;             // of this class's own; they go between two frames
+  std::vector<std::vector<std::byte>> spare_;
+
+  std::uint64_t received_ = 0;  // frames
+  std::uint64_t told_ = 0;      // how many of them the peer knows of
+  std::size_t untold_bytes_ = 0;
+  std::uint64_t received_on_socket_ = 0;
+};
+
+}  // namespace lockstep::transport::tcp

@@ -38,16 +38,20 @@ std::string shell_quoted(const std::string& text) {
 std::string describe_job(const RunOptions& options, const Program& program) {
   const std::vector<std::string> present = current_environment();
   const std::vector<std::string> inherited = with_settings(present, options.environment);
-  const std::vector<std::vector<int>> cpus = bind_ranks(options.processes, options.binding);
+  const bool alone = options.hosts.empty();
+  const auto cpus = alone ? bind_ranks(options.processes, options.binding) : std::vector<std::vector<int>>{};
   JobEnvironment job;
   job.threads_per_rank = threads_per_rank(options.processes);
   job.max_restarts = options.max_restarts;
   std::string result;
   for (int rank = 0; rank < options.processes; ++rank) {
     result += rank_prefix(rank, false);
-    for (const auto& setting : rank_environment(inherited, job, place_on_one_machine(rank, options.processes))) {
+    const Placement place = alone ? place_on_one_machine(rank, options.processes) : place_on_hosts(options.hosts, rank);
+    if (!alone) result += options.hosts[static_cast<std::size_t>(place.cross_rank)].name + ": ";
+    for (const auto& setting : rank_environment(inherited, job, place)) {
       const bool is_new = std::find(present.begin(), present.end(), setting) == present.end();
-      if (is_new && is_known_beforehand(setting)) result += shell_quoted(setting) + " ";
+      const bool known = is_known_beforehand(setting) && (alone || setting.rfind("MASTER_ADDR=", 0) != 0);
+      if (is_new && known) result += shell_quoted(setting) + " ";
     }
     if (!cpus.empty()) result += fmt::format("taskset -c {} ", list_text(cpus[static_cast<std::size_t>(rank)]));
     result += shell_quoted(program.path);

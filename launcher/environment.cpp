@@ -131,7 +131,7 @@ int find_free_port() {
   UniqueFd fd(checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t length = sizeof address;
   checked(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), "bind to a free port");
   checked(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), "getsockname");

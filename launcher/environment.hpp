@@ -51,7 +51,7 @@ int usable_cores();
 /// The share of one of `ranks` ranks, at least one.
 int threads_per_rank(int ranks);
 
-/// A TCP port of the loopback interface that was free a moment ago.
+/// A TCP port that was free on all interfaces a moment ago.
 int find_free_port();
 
 }  // namespace lockstep::launcher

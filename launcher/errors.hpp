@@ -17,4 +17,10 @@ class UnavailableError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Parts of the job are of different versions. Exit code 76.
+class IncompatibleError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace lockstep::launcher

@@ -19,6 +19,10 @@ void write(Screen& screen, const Json& object) {
   screen.line({}, object.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
+void add_host(Json& object, const RankOutcome& outcome) {
+  if (!outcome.host.empty()) object["host"] = outcome.host;
+}
+
 void add_end(Json& object, const RankOutcome& outcome) {
   switch (outcome.state) {
     case RankState::exited:
@@ -33,6 +37,9 @@ void add_end(Json& object, const RankOutcome& outcome) {
     case RankState::stopped:
       object["stopped"] = true;
       break;
+    case RankState::lost:
+      object["lost"] = true;
+      break;
     case RankState::running:
       break;
   }
@@ -44,7 +51,11 @@ void EventLog::started(const std::string& job, int restart, const std::vector<Ra
   Json object = event("started");
   object["job"] = job;
   object["restart"] = restart;
-  for (const RankOutcome& rank : ranks) object["ranks"].push_back({{"rank", rank.rank}, {"pid", rank.pid}});
+  for (const RankOutcome& rank : ranks) {
+    Json entry = {{"rank", rank.rank}, {"pid", rank.pid}};
+    add_host(entry, rank);
+    object["ranks"].push_back(entry);
+  }
   write(screen_, object);
 }
 
@@ -59,6 +70,7 @@ void EventLog::output(int rank, const char* stream, std::string_view line) {
 void EventLog::rank_ended(const RankOutcome& outcome) {
   Json object = event("rank_ended");
   object["rank"] = outcome.rank;
+  add_host(object, outcome);
   object["pid"] = outcome.pid;
   add_end(object, outcome);
   object["told_to_end"] = outcome.told_to_end;
@@ -68,6 +80,7 @@ void EventLog::rank_ended(const RankOutcome& outcome) {
 void EventLog::failed(const FailureReport& report) {
   Json object = event("failed");
   object["rank"] = report.cause.rank;
+  add_host(object, report.cause);
   object["pid"] = report.cause.pid;
   add_end(object, report.cause);
   object["out_of_memory"] = is_out_of_memory(report);

@@ -66,7 +66,6 @@ constexpr ForeignOption kOptions[] = {
     {"--rdzv-conf", true, Kind::no_effect},
     {"--monitor-interval", true, Kind::no_effect},
     {"--start-method", true, Kind::no_effect},
-    {"--master-addr", true, Kind::no_effect},
     {"--local-addr", true, Kind::no_effect},
     {"--role", true, Kind::no_effect},
     {"--tee", true, Kind::no_effect},
@@ -82,8 +81,6 @@ constexpr ForeignOption kOptions[] = {
     {"--reset-limit", true, Kind::refused, "write --max-restarts N, which restarts the whole job after a failure"},
     {"--elastic-timeout", true, Kind::refused, kNotElastic},
     {"--blacklist-cooldown-range", true, Kind::refused, kNotElastic},
-    {"--ssh-port", true, Kind::refused, "all ranks run on this machine, so there is nothing to connect to"},
-    {"--ssh-identity-file", true, Kind::refused, "all ranks run on this machine, so there is nothing to connect to"},
     {"--no-python", false, Kind::refused, "leave it out: PROGRAM is run as it is unless its name ends in .py"},
 };
 

@@ -17,6 +17,8 @@ namespace {
 // No rank runs in less: its stacks and the memory in which the ranks meet take as much.
 constexpr std::size_t kLeastPerRank = std::size_t{8} << 20;
 
+}  // namespace
+
 InheritedState take_over_limits(int ranks) {
   InheritedState state;
   checked(::sigprocmask(SIG_BLOCK, nullptr, &state.signal_mask), "sigprocmask");
@@ -32,7 +34,6 @@ InheritedState take_over_limits(int ranks) {
   return state;
 }
 
-/// The kernel would kill a rank as soon as it has begun, or the launcher itself; to say so now is kinder.
 void refuse_too_little_memory(int ranks) {
   const std::size_t needed = static_cast<std::size_t>(ranks) * kLeastPerRank;
   const auto left = memory_left();
@@ -51,10 +52,8 @@ void refuse_too_little_memory(int ranks) {
   }
 }
 
-}  // namespace
-
 int run_job(const RunOptions& options, const Program& program) {
-  refuse_too_little_memory(options.processes);
+  if (options.hosts.empty()) refuse_too_little_memory(options.processes);
   const InheritedState inherited = take_over_limits(options.processes);
   for (int restart = 0;; ++restart) {
     RunningJob job(options, program, inherited, restart);

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "agent.hpp"
 #include "doctor.hpp"
 #include "dry_run.hpp"
 #include "job.hpp"
@@ -27,6 +28,7 @@ using Arguments = std::vector<std::string>;
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitUnavailable = 69;
+constexpr int kExitIncompatible = 76;
 
 int show(const std::string& text) {
   // A line that cannot be written (a full disk, a closed pipe) must not look like success.
@@ -39,8 +41,11 @@ int run(const Arguments& arguments) {
   const auto& options = std::get<RunOptions>(parsed);
   if (options.check_build) return show(build_table());
   const char* search_path = std::getenv("PATH");
+  // Other hosts find it by themselves.
   const Program program =
-      resolve_program(options.command, options.module, search_path != nullptr ? search_path : "/usr/bin:/bin");
+      options.hosts.empty()
+          ? resolve_program(options.command, options.module, search_path != nullptr ? search_path : "/usr/bin:/bin")
+          : Program{options.command.front(), options.command};
   return options.dry_run ? show(describe_job(options, program)) : run_job(options, program);
 }
 
@@ -67,6 +72,7 @@ int dispatch(const Arguments& arguments) {
   const std::string& name = arguments.front();
   if (name == "--version" || name == "-V") return show(fmt::format("lockstep {}\n", lockstep::version()));
   if (name == "--help" || name == "-h" || name == "help") return show(overview());
+  if (name == kAgentCommand) return run_agent(Arguments(arguments.begin() + 1, arguments.end()));
   if (name == kSelfTestRank && arguments.size() == 2) return run_self_test_rank(arguments[1]);
   for (const Command& command : kCommands) {
     if (name == command.name) return command.run(Arguments(arguments.begin() + 1, arguments.end()));
@@ -95,6 +101,9 @@ int main(int argc, char** argv) {
   } catch (const UnavailableError& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return kExitUnavailable;
+  } catch (const IncompatibleError& error) {
+    fmt::print(stderr, "lockstep: {}\n", error.what());
+    return kExitIncompatible;
   } catch (const std::exception& error) {
     fmt::print(stderr, "lockstep: {}\n", error.what());
     return kExitFailed;

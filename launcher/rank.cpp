@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "processes.hpp"
 #include "run_options.hpp"
 
 namespace lockstep::launcher {
@@ -49,6 +50,26 @@ void Rank::start(const ChildSettings& settings) {
   outcome_.pid = child_.pid;
 }
 
+bool Rank::take_end(RankState state, int code, int order) {
+  if (!is_alive()) return false;
+  outcome_.state = state;
+  outcome_.code = code;
+  outcome_.order = order;
+  outcome_.lost_ranks = tail_.lost_ranks();
+  return true;
+}
+
+bool Rank::is_stopped() const {
+  if (!is_local()) return stopped_;
+  const auto info = read_process(pid());
+  return info && info->state == 'T';
+}
+
+bool Rank::is_exiting() const {
+  const auto info = is_local() ? read_process(pid()) : std::nullopt;
+  return info && info->exiting;
+}
+
 bool Rank::read_once(UniqueFd& pipe, RankOutput& output) {
   if (!pipe) return false;
   std::array<char, 65536> buffer;
@@ -64,7 +85,7 @@ bool Rank::read_once(UniqueFd& pipe, RankOutput& output) {
 
 bool Rank::collect(int order) {
   int status = 0;
-  if (!is_alive() || ::waitpid(child_.pid, &status, WNOHANG) != child_.pid) return false;
+  if (!is_local() || !is_alive() || ::waitpid(child_.pid, &status, WNOHANG) != child_.pid) return false;
   if (const auto reason = read_start_error(child_)) {
     outcome_.state = RankState::not_started;
     outcome_.code = *reason;

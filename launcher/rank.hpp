@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "child.hpp"
 #include "rank_output.hpp"
@@ -24,9 +25,26 @@ class Rank {
 
   void start(const ChildSettings& settings);
 
+  /// It runs on another host, whose agent says what happens to it.
+  void follow(const std::string& host) { outcome_.host = host; }
+  void set_pid(pid_t pid) { outcome_.pid = pid; }
+  void set_stopped(bool stopped) { stopped_ = stopped; }
+  void take_output(std::string_view bytes) { output_.feed(bytes); }
+  void take_error(std::string_view bytes) { error_.feed(bytes); }
+
+  /// The end of a rank on another host. Returns true unless that was known.
+  bool take_end(RankState state, int code, int order);
+
   int number() const { return outcome_.rank; }
-  pid_t pid() const { return child_.pid; }
-  bool is_alive() const { return outcome_.state == RankState::running && child_.pid > 0; }
+  pid_t pid() const { return outcome_.pid; }
+  bool is_local() const { return outcome_.host.empty(); }
+  bool is_alive() const { return outcome_.state == RankState::running && (outcome_.pid > 0 || !is_local()); }
+
+  /// Halted by a signal, which no launcher did.
+  bool is_stopped() const;
+
+  /// On its way out. Of a rank on another host this is not known.
+  bool is_exiting() const;
 
   int process_fd() const { return child_.process.get(); }
   int output_fd() const { return child_.standard_output.get(); }  ///< -1 after the end of the stream
@@ -39,7 +57,7 @@ class Rank {
   /// Takes the end of the process, if it has come, with what it wrote last. Returns true if so.
   bool collect(int order);
 
-  /// To the rank and all that it has started, as a terminal would. Does nothing after its end.
+  /// To the rank and all that it has started, as a terminal would. Does nothing after its end. REQUIRES: is_local().
   void signal_group(int signal_number) const;
 
   /// From now on its end is no news.
@@ -62,6 +80,7 @@ class Rank {
   RankOutput output_;
   RankOutput error_;
   RankOutcome outcome_;
+  bool stopped_ = false;  // as its agent says
 };
 
 }  // namespace lockstep::launcher

@@ -37,6 +37,12 @@ std::string left_early(const FailureReport& report) {
   return {};
 }
 
+/// "rank 1", and where in a job of several hosts.
+std::string who(const RankOutcome& outcome) {
+  return outcome.host.empty() ? fmt::format("rank {}", outcome.rank)
+                              : fmt::format("rank {} on {}", outcome.rank, outcome.host);
+}
+
 bool others_were_stopped(const FailureReport& report) {
   return std::any_of(report.all.begin(), report.all.end(),
                      [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
@@ -58,15 +64,16 @@ std::string what_happened(const FailureReport& report) {
   const RankOutcome& cause = report.cause;
   switch (cause.state) {
     case RankState::not_started:
-      return fmt::format("rank {} could not be started: {}: {}", cause.rank, report.program, ::strerror(cause.code));
+      return fmt::format("{} could not be started: {}: {}", who(cause), report.program, ::strerror(cause.code));
     case RankState::stopped:
-      return fmt::format("rank {} (pid {}) was stopped (state T) and did not take part any more", cause.rank,
-                         cause.pid);
+      return fmt::format("{} (pid {}) was stopped (state T) and did not take part any more", who(cause), cause.pid);
     case RankState::killed:
-      return fmt::format("rank {} (pid {}) was killed by {}{}", cause.rank, cause.pid, signal_name(cause.code),
+      return fmt::format("{} (pid {}) was killed by {}{}", who(cause), cause.pid, signal_name(cause.code),
                          is_out_of_memory(report) ? ": out of memory" : "");
+    case RankState::lost:
+      return fmt::format("{} was lost with the connection to its host: {}", who(cause), report.lost_host);
     default:
-      return fmt::format("rank {} (pid {}) exited with code {}", cause.rank, cause.pid, cause.code);
+      return fmt::format("{} (pid {}) exited with code {}", who(cause), cause.pid, cause.code);
   }
 }
 
@@ -74,6 +81,10 @@ std::string next_step(const FailureReport& report) {
   const RankOutcome& cause = report.cause;
   if (cause.state == RankState::not_started) {
     return "check that the file is a program for this machine, and that the interpreter in its first line exists";
+  }
+  if (cause.state == RankState::lost) {
+    return fmt::format("see whether {} is up and can be reached (ssh {}), and run again; its ranks end by themselves",
+                       cause.host, cause.host);
   }
   if (cause.state == RankState::stopped) {
     return "find out who stopped it (a debugger, kill -STOP, a batch system) and run again";

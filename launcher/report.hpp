@@ -14,7 +14,8 @@ struct FailureReport {
   std::vector<RankOutcome> all;         ///< every rank, indexed by rank
   std::vector<std::string> last_words;  ///< end of the rank's stderr
   MemoryEvidence memory = MemoryEvidence::none;
-  std::string program;  ///< the file that was executed
+  std::string program;         ///< the file that was executed
+  std::string lost_host = {};  ///< why the host of a lost rank is gone
 };
 
 /// "rank 1 (pid 4711) was killed by SIGKILL (9)", and what the user can do about it.

@@ -40,6 +40,7 @@ bool follows_another(const RankOutcome& outcome, const std::vector<RankOutcome>&
 int strength(const RankOutcome& outcome) {
   switch (outcome.state) {
     case RankState::not_started:
+    case RankState::lost:
       return 0;
     case RankState::killed:
       return is_reaction(outcome.code) ? 3 : 1;
@@ -54,13 +55,13 @@ int strength(const RankOutcome& outcome) {
 
 bool has_failed(const RankOutcome& outcome) {
   if (outcome.told_to_end) return false;
-  return outcome.state == RankState::not_started || outcome.state == RankState::killed ||
-         (outcome.state == RankState::exited && outcome.code != 0);
+  return outcome.state == RankState::not_started || outcome.state == RankState::lost ||
+         outcome.state == RankState::killed || (outcome.state == RankState::exited && outcome.code != 0);
 }
 
 bool is_certain_cause(const RankOutcome& outcome) {
   if (!has_failed(outcome) || !outcome.lost_ranks.empty() || strength(outcome) > 1) return false;
-  return outcome.state == RankState::not_started || !ends_jobs(outcome.code);
+  return outcome.state != RankState::killed || !ends_jobs(outcome.code);
 }
 
 std::optional<std::size_t> choose_root_cause(const std::vector<RankOutcome>& outcomes) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace lockstep::launcher {
@@ -16,6 +17,7 @@ enum class RankState {
   exited,       ///< `code` is the exit code
   killed,       ///< by a signal; `code` is its number
   not_started,  ///< the program could not be executed; `code` is errno
+  lost,         ///< its host is gone, and nobody can tell
 };
 
 struct RankOutcome {
@@ -26,6 +28,7 @@ struct RankOutcome {
   bool told_to_end = false;  ///< the launcher had signalled it before it ended: its end explains nothing
   int order = 0;             ///< the how manieth of the ranks that ended it was
   std::set<int> lost_ranks;  ///< the ranks whose loss it reported
+  std::string host = {};     ///< empty: this machine
 };
 
 /// True when the rank ended in another way than with exit code 0, and not because the launcher wanted it.

@@ -1,19 +1,14 @@
 #include "run_options.hpp"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <climits>
-#include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
 
 #include "config_file.hpp"
 #include "environment.hpp"
@@ -37,13 +32,17 @@ Options of torchrun and horovodrun are understood, with - or _ between words; on
 said to have no effect. A config file is TOML with the long options as keys, and settings for the ranks in the table
 [environment]; what stands on the command line counts more.
 
-Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 69 this machine lacks what the job needs;
-130 after Ctrl-C; 143 after SIGTERM.
+Hosts are reached by ssh, which must not ask for a password, and have the same version of Lockstep and the same folder.
+Their ranks get the environment of this command, without what describes this machine or session, and read no input.
+
+Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 69 a machine lacks what the job needs, or
+cannot be reached; 76 hosts have different versions of Lockstep; 130 after Ctrl-C; 143 after SIGTERM.
 
 Examples:
   lockstep run -np 4 python train.py --epochs 3
   lockstep run -np 2 -m my_package.train
-  lockstep run -np 2 ./my_program)";
+  lockstep run -np 2 ./my_program
+  lockstep run -H alpha:2,beta:2 python train.py)";
 
 constexpr int kMostProcesses = 4096;
 
@@ -80,31 +79,6 @@ int parse_processes(const std::string& text) {
   return value;
 }
 
-/// "name:slots,name:slots", and a file with lines "name slots=N" or "name:N": only this machine so far.
-void refuse_other_hosts(const std::string& hosts, const std::string& hostfile) {
-  std::vector<std::string> entries;
-  std::istringstream list(hosts);
-  for (std::string entry; std::getline(list, entry, ',');) entries.push_back(entry);
-  if (!hostfile.empty()) {
-    std::ifstream file(hostfile);
-    if (!file) throw UsageError(fmt::format("--hostfile: cannot read {}", hostfile));
-    for (std::string line; std::getline(file, line);) {
-      std::istringstream words(line.substr(0, line.find('#')));
-      if (std::string entry; words >> entry) entries.push_back(entry);
-    }
-  }
-  std::array<char, HOST_NAME_MAX + 1> here{};
-  ::gethostname(here.data(), here.size() - 1);
-  for (const std::string& entry : entries) {
-    const std::string name = entry.substr(0, entry.find(':'));
-    if (name.empty() || name == "localhost" || name == "127.0.0.1" || name == here.data()) continue;
-    throw UsageError(
-        fmt::format("{} is not this machine, and jobs of several machines are not there yet. Leave out the hosts to "
-                    "start all ranks here",
-                    name));
-  }
-}
-
 /// One use of the parser: the options, what the parser puts in them, and the checks that follow.
 class CommandLine {
  public:
@@ -123,6 +97,8 @@ class CommandLine {
   void take_program();
   void take_config_file();
   void take_familiar_options();
+  void take_hosts();
+  void note_unused_host_options();
   void finish();
 
   const std::vector<std::string>& arguments_;
@@ -141,7 +117,7 @@ class CommandLine {
 
 CommandLine::CommandLine(const std::vector<std::string>& arguments)
     : arguments_(arguments),
-      app_("Starts N processes of a program on this machine as the ranks of one job.", "lockstep run") {
+      app_("Starts N processes of a program, on this machine or on several, as the ranks of one job.", "lockstep run") {
   app_.formatter(std::make_shared<RunFormatter>());
   app_.footer(kFooter);
   app_.prefix_command();
@@ -175,6 +151,14 @@ void CommandLine::add_own_options() {
                   "Seconds a rank that was asked to stop has before it is killed (2)")
       ->type_name("SECONDS")
       ->check(CLI::Range(0.0, 86400.0));
+  app_.add_option("-H,--hosts", hosts_, "Start the ranks on these hosts by ssh, so many on each: a:2,b:2")
+      ->type_name("HOSTS");
+  app_.add_option("--hostfile", hostfile_, "The same from a file with a line per host: a slots=2")->type_name("FILE");
+  app_.add_option("-p,--ssh-port", options_.ssh.port, "Port of ssh on the hosts")
+      ->type_name("PORT")
+      ->check(CLI::Range(1, 65535));
+  app_.add_option("-i,--ssh-identity-file", options_.ssh.identity, "Key with which ssh proves who you are")
+      ->type_name("FILE");
   app_.add_option("--config-file", config_, "Read options from this TOML file")->type_name("FILE");
   app_.add_flag("--dry-run", options_.dry_run, "Show what would be started, and start nothing");
 }
@@ -183,16 +167,12 @@ void CommandLine::add_familiar_options() {
   const char* hidden = "";
   app_.add_flag("--check-build", options_.check_build)->group(hidden);
   app_.add_flag("--verbose", verbose_)->group(hidden);
-  app_.add_option("-H,--hosts", hosts_)->group(hidden);
-  app_.add_option("--hostfile", hostfile_)->group(hidden);
   app_.add_option("--nnodes", nodes_)->group(hidden);
   app_.add_option("--node-rank", node_rank_)->group(hidden);
+  app_.add_option("--master-addr", options_.master_address)->group(hidden);
   app_.add_option("--master-port", options_.master_port)->check(CLI::Range(1, 65535))->group(hidden);
   for (const ForeignOption& meaning : foreign_options()) {
-    const std::string name = std::string(meaning.name) == "--ssh-port"            ? "-p,--ssh-port"
-                             : std::string(meaning.name) == "--ssh-identity-file" ? "-i,--ssh-identity-file"
-                                                                                  : meaning.name;
-    CLI::Option* option = meaning.takes_value ? app_.add_option(name) : app_.add_flag(name);
+    CLI::Option* option = meaning.takes_value ? app_.add_option(meaning.name) : app_.add_flag(meaning.name);
     foreign_.push_back({&meaning, option->group(hidden)});
   }
 }
@@ -268,18 +248,40 @@ void CommandLine::take_familiar_options() {
   }
   if ((nodes_ != "1" && nodes_ != "1:1") || node_rank_ != "0") {
     throw UsageError(
-        fmt::format("--nnodes {} --node-rank {}: jobs of several machines are not there yet. Leave these out to start "
-                    "all ranks here",
+        fmt::format("--nnodes {} --node-rank {}: one launcher starts the ranks of all hosts. Leave these out, and name "
+                    "the hosts: -H a:2,b:2",
                     nodes_, node_rank_));
   }
-  refuse_other_hosts(hosts_, hostfile_);
+}
+
+/// Hosts are filled in their order. When all of them are this machine, the job is one of one machine.
+void CommandLine::take_hosts() {
+  if (!hosts_.empty() && !hostfile_.empty()) throw UsageError("give the hosts by -H or by --hostfile, not both");
+  std::vector<HostSlots> hosts = parse_host_list(hosts_);
+  if (!hostfile_.empty()) hosts = read_hostfile(hostfile_);
+  if (hosts.empty()) return;
+  if (options_.processes == 0) options_.processes = total_slots(hosts);
+  hosts = share_ranks(hosts, options_.processes);
+  const bool elsewhere =
+      std::any_of(hosts.begin(), hosts.end(), [](const HostSlots& host) { return !is_this_machine(host.name); });
+  if (elsewhere) options_.hosts = hosts;
+}
+
+void CommandLine::note_unused_host_options() {
+  if (!options_.hosts.empty()) return;
+  for (const char* name : {"--ssh-port", "--ssh-identity-file", "--master-addr"}) {
+    if (app_.count(name) > 0) options_.no_effect.emplace_back(name);
+  }
 }
 
 void CommandLine::finish() {
-  if (processes_.empty() && app_.count("--num-proc") == 0) {
+  const bool named = !hosts_.empty() || !hostfile_.empty();
+  if (processes_.empty() && app_.count("--num-proc") == 0 && !named) {
     throw UsageError("the number of processes is missing. Add -np N, for example: lockstep run -np 2 python train.py");
   }
-  options_.processes = parse_processes(processes_);
+  if (!processes_.empty() || !named) options_.processes = parse_processes(processes_);
+  take_hosts();
+  note_unused_host_options();
   if (options_.command.empty() || options_.command.front().empty()) {
     throw UsageError(
         fmt::format("the program is missing. Write it after the options, for example: "

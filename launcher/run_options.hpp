@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "hosts.hpp"
+#include "remote_host.hpp"
 #include "topology.hpp"
 
 namespace lockstep::launcher {
@@ -19,7 +21,10 @@ struct RunOptions {
   bool dry_run = false;
   bool check_build = false;  ///< show Horovod's table instead; nothing else is set then
   int max_restarts = 0;
-  int master_port = 0;  ///< 0: a free one
+  std::vector<HostSlots> hosts;  ///< and the ranks of each; empty: all on this machine
+  SshOptions ssh;
+  std::string master_address;  ///< empty: where the first host was reached
+  int master_port = 0;         ///< 0: a free one
   Binding binding = Binding::automatic;
   std::string output_directory;  ///< empty: no copies
   std::chrono::milliseconds shutdown_timeout{2000};

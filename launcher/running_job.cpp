@@ -45,7 +45,7 @@ RunningJob::RunningJob(const RunOptions& options, const Program& program, const 
       restart_(restart),
       secret_(make_secret()),
       job_id_(make_job_id()),
-      cpus_(bind_ranks(options.processes, options.binding)),
+      cpus_(options.hosts.empty() ? bind_ranks(options.processes, options.binding) : std::vector<std::vector<int>>{}),
       guardian_(options.processes, job_id_),
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
   // What a rank leaves behind when it ends becomes our child, and is ended with the job.
@@ -60,8 +60,11 @@ RunningJob::~RunningJob() {
 }
 
 int RunningJob::run() {
-  start_ranks();
-  if (events_) events_->started(job_id_, restart_, outcomes());
+  try {
+    options_.hosts.empty() ? start_ranks() : start_on_hosts();
+  } catch (const InterruptedStart&) {
+    return 128 + interrupted_by_;
+  }
   while (alive_ > 0 && !abandoned_) {
     wait_for_events();
     advance();
@@ -109,6 +112,7 @@ void RunningJob::start_ranks() {
     watch(rank.output_fd(), Source::output, index);
     watch(rank.error_fd(), Source::error, index);
   }
+  if (events_) events_->started(job_id_, restart_, outcomes());
 }
 
 void RunningJob::note_settings(const std::vector<std::string>& inherited, int threads) {
@@ -118,6 +122,10 @@ void RunningJob::note_settings(const std::vector<std::string>& inherited, int th
   }
   if (!cpus_.empty()) note(fmt::format("{}; --bind none leaves them free", bound_text(cpus_)));
   if (cpus_.empty() && options_.binding == Binding::core) note("more ranks than cores: they are not bound");
+  note_no_effect();
+}
+
+void RunningJob::note_no_effect() {
   if (!options_.no_effect.empty()) note(fmt::format("without effect here: {}", fmt::join(options_.no_effect, ", ")));
 }
 
@@ -177,6 +185,12 @@ void RunningJob::wait_for_events() {
       case Source::error:
         read_error(*ranks_[index]);
         break;
+      case Source::host:
+        read_host(index);
+        break;
+      case Source::host_words:
+        (*hosts_)[index].read_words();
+        break;
     }
   }
   write_screens();
@@ -187,9 +201,9 @@ void RunningJob::on_signal(int number) {
     case SIGCHLD:
       // Ranks are collected by their own descriptors, in the order in which they ended.
       collect_dead_children([this](pid_t pid) {
-        return pid == guardian_.pid() || std::any_of(ranks_.begin(), ranks_.end(), [pid](const auto& rank) {
-                 return rank->is_alive() && rank->pid() == pid;
-               });
+        return pid == guardian_.pid() || is_connection(pid) ||
+               std::any_of(ranks_.begin(), ranks_.end(),
+                           [pid](const auto& rank) { return rank->is_alive() && rank->pid() == pid; });
       });
       break;
     case SIGTSTP:
@@ -202,7 +216,12 @@ void RunningJob::on_signal(int number) {
     case SIGUSR2:
       // Batch systems announce the end of a job's time with these. They are for the program, not for its helpers.
       for (const auto& rank : ranks_) {
-        if (rank->is_alive()) ::kill(rank->pid(), number);
+        if (!rank->is_alive()) continue;
+        if (hosts_) {
+          hosts_->signal(rank->number(), number, true);
+        } else {
+          ::kill(rank->pid(), number);
+        }
       }
       break;
     case SIGQUIT:
@@ -216,8 +235,11 @@ void RunningJob::on_signal(int number) {
 void RunningJob::read_error(Rank& rank) {
   const std::size_t stalls = rank.tail().stalls();
   rank.read_error();
-  if (rank.tail().stalls() == stalls || speak_at_) return;
-  speak_at_ = std::max(Clock::now() + kOthersStuckToo, silent_until_);
+  if (rank.tail().stalls() != stalls) hear_of_being_stuck();
+}
+
+void RunningJob::hear_of_being_stuck() {
+  if (!speak_at_) speak_at_ = std::max(Clock::now() + kOthersStuckToo, silent_until_);
 }
 
 std::vector<RankProcess> RunningJob::living_ranks() const {
@@ -230,11 +252,20 @@ std::vector<RankProcess> RunningJob::living_ranks() const {
 
 /// This and the next take up to half a second, in which nothing else is done.
 void RunningJob::show_whereabouts() {
+  if (hosts_) {
+    hosts_->ask_where();
+    return;
+  }
   for (const std::string& line : describe(find_whereabouts(living_ranks()))) complain(line);
 }
 
 void RunningJob::speak_of_being_stuck() {
   speak_at_.reset();
+  if (hosts_) {
+    hosts_->ask_where();
+    silent_until_ = Clock::now() + kSilence;
+    return;
+  }
   const std::vector<Whereabouts> found = find_whereabouts(living_ranks());
   if (waiting_sentence(found).empty()) return;  // it has gone on meanwhile
   for (const std::string& line : describe_missing(found)) complain(line);
@@ -243,7 +274,10 @@ void RunningJob::speak_of_being_stuck() {
 }
 
 void RunningJob::collect(Rank& rank) {
-  if (!rank.collect(ended_)) return;
+  if (rank.collect(ended_)) note_end(rank);
+}
+
+void RunningJob::note_end(const Rank& rank) {
   ++ended_;
   --alive_;
   if (events_) events_->rank_ended(rank.outcome());
@@ -270,6 +304,7 @@ void RunningJob::write_screens() {
 
   if (reading_ == screens_.are_full()) {
     reading_ = !reading_;
+    if (hosts_) watch_hosts(reading_);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       for (const auto& [fd, source] :
            {std::pair(ranks_[i]->output_fd(), Source::output), std::pair(ranks_[i]->error_fd(), Source::error)}) {

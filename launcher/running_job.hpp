@@ -1,13 +1,16 @@
 // A job from its start to its end: one event loop over the ranks' streams, their processes, and the launcher's signals.
-// Its start and its events are in running_job.cpp, its end in running_job_end.cpp.
+// Its start and its events are in running_job.cpp, its end in running_job_end.cpp; what is different when its ranks are
+// on several hosts, in running_job_hosts.cpp.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "child.hpp"
@@ -17,6 +20,7 @@
 #include "out_of_memory.hpp"
 #include "program.hpp"
 #include "rank.hpp"
+#include "remote_hosts.hpp"
 #include "root_cause.hpp"
 #include "run_options.hpp"
 #include "screens.hpp"
@@ -50,7 +54,7 @@ class RunningJob {
   };
 
   /// What an event of the loop is about.
-  enum class Source : std::uint32_t { signals, screen, process, output, error };
+  enum class Source : std::uint32_t { signals, screen, process, output, error, host, host_words };
 
   /// One step on the way to the end: the signal that is sent, and how long it may take effect.
   struct StopStep {
@@ -69,9 +73,21 @@ class RunningJob {
   // Start.
   void start_ranks();
   void note_settings(const std::vector<std::string>& inherited, int threads);
+  void note_no_effect();
   JobEnvironment make_environment() const;
   std::string copies_folder(int rank) const;
   void watch(int fd, Source source, std::size_t index = 0) const;
+
+  // Several hosts (running_job_hosts.cpp).
+  void start_on_hosts();
+  bool is_start_interrupted();
+  bool is_connection(pid_t pid);
+  Assignment make_assignment() const;
+  void read_host(std::size_t index);
+  void take_frame(RemoteHost& host, const Frame& frame);
+  void lose_host(RemoteHost& host);
+  void finish_hosts(bool all_well);
+  void watch_hosts(bool reading);
 
   // Events.
   void wait_for_events();
@@ -79,10 +95,12 @@ class RunningJob {
   void on_signal(int number);
   void read_error(Rank& rank);
   void collect(Rank& rank);
+  void note_end(const Rank& rank);
   void pause();
   void write_screens();
   std::vector<RankProcess> living_ranks() const;
   void show_whereabouts();
+  void hear_of_being_stuck();
   void speak_of_being_stuck();
   void note(const std::string& text);
   void complain(const std::string& text);
@@ -95,7 +113,7 @@ class RunningJob {
   void stop_because_of_failure();
   void begin_stop(std::vector<StopStep> steps);
   void take_next_stop_step();
-  void signal_ranks(int number) const;
+  void signal_ranks(int number);
   void interrupt(int number);
   void end_leftovers();
   void finish_output();
@@ -117,6 +135,12 @@ class RunningJob {
   Screens screens_;
   std::optional<EventLog> events_;
   bool reading_ = true;  // false while the screens are full
+  std::optional<RemoteHosts> hosts_;
+  bool all_started_ = false;
+  std::vector<std::pair<std::size_t, Frame>> early_frames_;  // of hosts that were quicker than others
+  std::size_t finished_hosts_ = 0;
+  std::map<int, MemoryEvidence> memory_elsewhere_;  // of ranks on other hosts that were killed
+  std::string lost_host_;                           // why the first host that was lost is gone
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::size_t alive_ = 0;

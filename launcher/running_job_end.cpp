@@ -54,10 +54,8 @@ bool RunningJob::is_verdict_ready() const {
   if (waited < kJudging) return alive_ == 0;
   for (const auto& rank : ranks_) {
     if (!rank->is_alive()) continue;
-    const auto info = read_process(rank->pid());
-    if (!info) continue;
-    if (info->exiting && waited < kAwaitExiting) return false;
-    if (info->state != 'T' && lost.count(rank->number()) != 0 && waited < kAwaitLostRank) return false;
+    if (rank->is_exiting() && waited < kAwaitExiting) return false;
+    if (lost.count(rank->number()) != 0 && waited < kAwaitLostRank && !rank->is_stopped()) return false;
   }
   return true;
 }
@@ -66,9 +64,7 @@ std::vector<RankOutcome> RunningJob::outcomes() const {
   std::vector<RankOutcome> result;
   for (const auto& rank : ranks_) {
     result.push_back(rank->outcome());
-    if (!rank->is_alive()) continue;
-    const auto info = read_process(rank->pid());
-    if (info && info->state == 'T') result.back().state = RankState::stopped;
+    if (rank->is_alive() && rank->is_stopped()) result.back().state = RankState::stopped;
   }
   return result;
 }
@@ -109,8 +105,14 @@ void RunningJob::take_next_stop_step() {
   if (step.signal_number != SIGKILL) signal_ranks(SIGCONT);
 }
 
-void RunningJob::signal_ranks(int number) const {
-  for (const auto& rank : ranks_) rank->signal_group(number);
+void RunningJob::signal_ranks(int number) {
+  for (const auto& rank : ranks_) {
+    if (!hosts_) {
+      rank->signal_group(number);
+    } else if (rank->is_alive()) {
+      hosts_->signal(rank->number(), number);
+    }
+  }
 }
 
 void RunningJob::interrupt(int number) {
@@ -133,6 +135,7 @@ void RunningJob::interrupt(int number) {
 
 void RunningJob::end_leftovers() {
   const bool all_well = phase_ == Phase::running && !cause_;
+  if (hosts_) finish_hosts(all_well);
   const auto stubborn = end_processes([this] { return living_descendants(::getpid(), guardian_.pid()); },
                                       all_well ? kLeftoverPatience : milliseconds(0));
   for (const pid_t pid : stubborn) {
@@ -158,8 +161,9 @@ void RunningJob::report() {
     const FailureReport failure{.cause = *cause_,
                                 .all = outcomes(),
                                 .last_words = rank.tail().lines(),
-                                .memory = memory_.evidence(),
-                                .program = program_.path};
+                                .memory = hosts_ ? memory_elsewhere_[rank.number()] : memory_.evidence(),
+                                .program = program_.path,
+                                .lost_host = lost_host_};
     if (events_) events_->failed(failure);
     for (const std::string& line : describe(failure)) screens_.error().line({}, line);
   } else if (interrupted_by_ != 0) {
@@ -185,6 +189,7 @@ bool RunningJob::is_to_be_restarted() const {
 }
 
 int RunningJob::exit_code() {
+  if (cause_ && cause_->state == RankState::lost) return 69;
   if (cause_) return cause_->state == RankState::not_started ? 2 : 1;
   if (interrupted_by_ != 0) return 128 + interrupted_by_;
   if (output_closed_) return 128 + SIGPIPE;

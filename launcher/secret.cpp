@@ -21,15 +21,29 @@ void fill_random(void* bytes, std::size_t size) {
 
 }  // namespace
 
-UniqueFd make_secret() {
+UniqueFd seal_secret(const std::string& bytes) {
   UniqueFd fd(checked(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create"));
-  unsigned char bytes[kSecretBytes];
-  fill_random(bytes, sizeof bytes);
-  const ssize_t written = ::pwrite(fd.get(), bytes, sizeof bytes, 0);
-  ::explicit_bzero(bytes, sizeof bytes);
-  if (written != static_cast<ssize_t>(kSecretBytes)) throw_errno("writing the secret");
+  if (::pwrite(fd.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw_errno("writing the secret");
+  }
   checked(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE),
           "sealing the secret");
+  return fd;
+}
+
+std::string read_secret(const UniqueFd& secret) {
+  std::string bytes(kSecretBytes, '\0');
+  if (::pread(secret.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw_errno("reading the secret");
+  }
+  return bytes;
+}
+
+UniqueFd make_secret() {
+  std::string bytes(kSecretBytes, '\0');
+  fill_random(bytes.data(), bytes.size());
+  UniqueFd fd = seal_secret(bytes);
+  ::explicit_bzero(bytes.data(), bytes.size());
   return fd;
 }
 

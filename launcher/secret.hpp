@@ -13,6 +13,12 @@ namespace lockstep::launcher {
 
 inline constexpr std::size_t kSecretBytes = 32;
 
+/// Seals bytes as a secret. Throws std::system_error.
+UniqueFd seal_secret(const std::string& bytes);
+
+/// The bytes again, for a host that cannot inherit the descriptor. Throws std::system_error.
+std::string read_secret(const UniqueFd& secret);
+
 /// Makes a new secret. The descriptor is close-on-exec; whoever hands it to a rank clears that flag in the child.
 UniqueFd make_secret();
 

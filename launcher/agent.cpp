@@ -35,6 +35,7 @@ namespace lockstep::launcher {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMostUnsent = std::size_t{1} << 20;  // then the ranks have to wait, as with any full pipe
@@ -75,6 +76,7 @@ class Agent {
   void end_rank(std::uint32_t number, int status);
   bool pass_on(UniqueFd& pipe, std::uint32_t number, FrameKind kind);
   void tell_where();
+  int wait_time() const;
   void finish(bool all_well);
   void send(const Frame& frame);
   void write_some();
@@ -91,6 +93,8 @@ class Agent {
   std::optional<Guardian> guardian_;
   std::vector<Local> ranks_;
   bool finished_ = false;
+  bool silence_announced_ = false;
+  Clock::time_point heard_ = Clock::now();
 };
 
 int Agent::serve() {
@@ -122,7 +126,9 @@ void Agent::wait_for_events() {
     entries.push_back({read_ranks ? rank.child.standard_error.get() : -1, POLLIN, 0});
   }
   if (finished_ && unsent_.empty()) return;
-  if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) throw_errno("poll");
+  const int ready = ::poll(entries.data(), entries.size(), wait_time());
+  if (ready < 0 && errno != EINTR) throw_errno("poll");
+  if (ready == 0 && wait_time() == 0) throw LeashGone();
   const std::size_t watched = ranks_.size();
   if (entries[0].revents != 0) read_leash();
   while (const auto number = signals_.next()) {
@@ -136,11 +142,20 @@ void Agent::wait_for_events() {
   if (!finished_) collect();
 }
 
+/// Until the launcher has been silent for too long, in milliseconds.
+int Agent::wait_time() const {
+  if (silence_announced_) return -1;
+  const auto left = std::chrono::ceil<milliseconds>(heard_ + kLongestSilence - Clock::now());
+  return static_cast<int>(std::max(left, milliseconds(0)).count());
+}
+
 void Agent::read_leash() {
   std::array<char, 65536> buffer;
   const ssize_t count = ::read(STDIN_FILENO, buffer.data(), buffer.size());
   if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) throw LeashGone();
   if (count < 0) return;
+  heard_ = Clock::now();
+  silence_announced_ = false;
   reader_.feed({buffer.data(), static_cast<std::size_t>(count)});
   while (const auto frame = reader_.next()) on_frame(*frame);
 }
@@ -156,6 +171,9 @@ void Agent::on_frame(const Frame& frame) {
     case FrameKind::signal:
     case FrameKind::signal_one:
       signal_rank(frame);
+      break;
+    case FrameKind::alive:
+      silence_announced_ = frame.number == 1;
       break;
     case FrameKind::where:
       tell_where();

@@ -1,11 +1,12 @@
 // What the launcher and its agent on another host say to each other, through the standard streams of ssh.
 //
 // The agent begins with a line of text, by which versions that know nothing else of each other can be told apart. Then
-// both sides send frames. The launcher: prepare, start, any number of signal and where, finish. The agent: ready or
-// refused, started for each rank, what the ranks write and how they end, done. Its standard input is the agent's leash:
-// at its end the agent ends all that it has started.
+// both sides send frames. The launcher: prepare, start, any number of signal and where, finish, and alive all the time.
+// The agent: ready or refused, started for each rank, what the ranks write and how they end, done. Its standard input
+// is the agent's leash: at its end the agent ends all that it has started.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -31,6 +32,11 @@ std::string greeting_line(const Greeting& greeting);
 /// Nothing when the line is something else: a shell may say more than it was asked.
 std::optional<Greeting> parse_greeting(const std::string& line);
 
+/// How often the launcher says that it is there, and after how much silence an agent takes it for gone: a connection
+/// that a network has cut without a word looks like one on which nothing is said.
+inline constexpr std::chrono::seconds kSignOfLife{5};
+inline constexpr std::chrono::seconds kLongestSilence{60};
+
 enum class FrameKind : std::uint8_t {
   prepare,     ///< an Assignment
   ready,       ///< a port that is free, as `number`
@@ -46,6 +52,7 @@ enum class FrameKind : std::uint8_t {
   signal_one,  ///< to `rank` alone: `number`
   where,       ///< where is every rank?
   words,       ///< a line for the user
+  alive,       ///< the launcher is there; with `number` 1 it will be silent, because it is being paused
   finish,      ///< the job is over; `number` is 1 when all went well
   done,        ///< nothing is left
 };

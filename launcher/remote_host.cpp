@@ -127,6 +127,7 @@ void RemoteHost::read_words() {
 }
 
 void RemoteHost::send(const Frame& frame) {
+  if (!input_) return;
   unsent_ += encode(frame);
   write_some();
 }

@@ -152,6 +152,10 @@ void RemoteHosts::ask_where() {
   for (const auto& host : hosts_) host->send({FrameKind::where});
 }
 
+void RemoteHosts::say_alive(bool will_be_silent) {
+  for (const auto& host : hosts_) host->send({FrameKind::alive, 0, will_be_silent ? 1U : 0U});
+}
+
 void RemoteHosts::finish(bool all_well) {
   for (const auto& host : hosts_) host->send({FrameKind::finish, 0, all_well ? 1U : 0U});
 }

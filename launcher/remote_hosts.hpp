@@ -41,6 +41,9 @@ class RemoteHosts {
   /// To a rank and what it has started, or to the rank alone.
   void signal(int rank, int number, bool alone = false);
   void ask_where();
+
+  /// The launcher is there; unless it `will_be_silent`, this is to be said again every kSignOfLife.
+  void say_alive(bool will_be_silent);
   void finish(bool all_well);
 
  private:

@@ -35,8 +35,8 @@ said to have no effect. A config file is TOML with the long options as keys, and
 Hosts are reached by ssh, which must not ask for a password, and have the same version of Lockstep and the same folder.
 Their ranks get the environment of this command, without what describes this machine or session, and read no input.
 
-Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 69 a machine lacks what the job needs, or
-cannot be reached; 76 hosts have different versions of Lockstep; 130 after Ctrl-C; 143 after SIGTERM.
+Exit codes: 0 done; 1 the program failed; 2 the command cannot be run as given; 69 a machine lacks what the job needs,
+or cannot be reached; 76 hosts have different versions of Lockstep; 130 after Ctrl-C; 143 after SIGTERM.
 
 Examples:
   lockstep run -np 4 python train.py --epochs 3

@@ -159,6 +159,7 @@ int RunningJob::wait_time() const {
   std::optional<Clock::time_point> until = step_deadline_;
   if (phase_ == Phase::judging) until = std::max(judging_since_ + kJudging, Clock::now() + kRecheck);
   if (speak_at_) until = until ? std::min(*until, *speak_at_) : *speak_at_;
+  if (hosts_) until = until ? std::min(*until, next_sign_of_life_) : next_sign_of_life_;
   if (!until) return -1;
   return static_cast<int>(std::max<long>(std::chrono::ceil<milliseconds>(*until - Clock::now()).count(), 0));
 }
@@ -193,6 +194,7 @@ void RunningJob::wait_for_events() {
         break;
     }
   }
+  if (hosts_) give_sign_of_life();
   write_screens();
 }
 
@@ -291,6 +293,7 @@ void RunningJob::note_end(const Rank& rank) {
 void RunningJob::pause() {
   const auto since = Clock::now();
   signal_ranks(SIGSTOP);
+  if (hosts_) hosts_->say_alive(true);
   write_screens();
   ::raise(SIGSTOP);
   signal_ranks(SIGCONT);

@@ -87,6 +87,7 @@ class RunningJob {
   void take_frame(RemoteHost& host, const Frame& frame);
   void lose_host(RemoteHost& host);
   void finish_hosts(bool all_well);
+  void give_sign_of_life();
   void watch_hosts(bool reading);
 
   // Events.
@@ -138,6 +139,7 @@ class RunningJob {
   std::optional<RemoteHosts> hosts_;
   bool all_started_ = false;
   std::vector<std::pair<std::size_t, Frame>> early_frames_;  // of hosts that were quicker than others
+  Clock::time_point next_sign_of_life_{};
   std::size_t finished_hosts_ = 0;
   std::map<int, MemoryEvidence> memory_elsewhere_;  // of ranks on other hosts that were killed
   std::string lost_host_;                           // why the first host that was lost is gone

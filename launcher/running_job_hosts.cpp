@@ -169,6 +169,12 @@ void RunningJob::lose_host(RemoteHost& host) {
   if (had_ranks && lost_host_.empty()) lost_host_ = host.why_lost();
 }
 
+void RunningJob::give_sign_of_life() {
+  if (Clock::now() < next_sign_of_life_) return;
+  hosts_->say_alive(false);
+  next_sign_of_life_ = Clock::now() + kSignOfLife;
+}
+
 void RunningJob::finish_hosts(bool all_well) {
   hosts_->finish(all_well);
   const auto deadline = Clock::now() + kFinishHosts;

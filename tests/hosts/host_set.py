@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-KEEPER = Path(os.environ.get("LOCKSTEP_HOSTS_KEEPER", REPOSITORY / "build/release/tests/hosts_keeper"))
+KEEPER = REPOSITORY / "build/release/tests/hosts_keeper"
 NEEDS_ROOT = "test hosts are made of network namespaces, which needs root: run this with sudo"
 SECONDS = 20.0  # what one step of making or changing a set may take
 MOST_HOSTS = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from launched_job import PATIENCE, find_program, is_running, wait_until
+from launched_job import PATIENCE, find_program, is_running, process_state, wait_until
 
 BOTH = ("run", "-H", "host0:2,host1:2")
 
@@ -57,9 +57,9 @@ def words_of(pid):
         return []
 
 
-def in_hosts(hosts):
-    """All processes in the hosts, by their numbers outside: those whose process namespace is one of theirs."""
-    spaces = {os.readlink(f"/proc/{hosts.first_process(host)}/ns/pid") for host in hosts.numbers()}
+def in_hosts(hosts, *numbers):
+    """All processes in these hosts, by their numbers outside: those whose process namespace is one of theirs."""
+    spaces = {os.readlink(f"/proc/{hosts.first_process(host)}/ns/pid") for host in numbers}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -73,7 +73,7 @@ def in_hosts(hosts):
 def nothing_is_left(hosts):
     """But the first process of each, and its sshd."""
     first = {hosts.first_process(host) for host in hosts.numbers()}
-    left = [pid for pid in in_hosts(hosts) if pid not in first]
+    left = [pid for pid in in_hosts(hosts, *hosts.numbers()) if pid not in first]
     return all(is_listening_sshd(words_of(pid)) for pid in left)
 
 
@@ -83,11 +83,7 @@ def is_listening_sshd(words):
 
 def find(hosts, host, *words):
     """The process in a host that was started with these words."""
-    space = os.readlink(f"/proc/{hosts.first_process(host)}/ns/pid")
-    for pid in in_hosts(hosts):
-        if os.readlink(f"/proc/{pid}/ns/pid") == space and words_of(pid)[: len(words)] == list(words):
-            return pid
-    return None
+    return next((pid for pid in in_hosts(hosts, host) if words_of(pid)[: len(words)] == list(words)), None)
 
 
 TELL = """
@@ -162,9 +158,8 @@ WAIT_WITH_CHILD = "setsid sleep 1000 & echo started $$; sleep 1000"
 
 
 def ranks_in(hosts, host):
-    space = os.readlink(f"/proc/{hosts.first_process(host)}/ns/pid")
-    marked = [pid for pid in in_hosts(hosts) if os.readlink(f"/proc/{pid}/ns/pid") == space]
-    return [pid for pid in marked if words_of(pid)[-1:] == ["waiting-rank"]]
+    marked = [pid for pid in in_hosts(hosts, host) if words_of(pid)[-1:] == ["waiting-rank"]]
+    return [pid for pid in marked if words_of(pid)[0] != find_program()]  # which has the word among its own
 
 
 @pytest.mark.fault
@@ -238,6 +233,35 @@ def test_a_signal_stops_all_hosts(begin, hosts, number, code):
     os.kill(launcher(job, hosts), number)
     assert job.wait() == code
     assert nothing_is_left(hosts)
+
+
+def test_a_pause_holds_all_hosts(begin, script, hosts):
+    job = begin(*BOTH, *script(WAIT), "waiting-rank")
+    job.pids("started", 4)
+    ranks = [*ranks_in(hosts, 0), *ranks_in(hosts, 1)]
+    own = launcher(job, hosts)
+    os.kill(own, signal.SIGTSTP)
+    wait_until(lambda: [process_state(pid) for pid in [own, *ranks]] == ["T"] * 5, 5, "all are stopped")
+    os.kill(own, signal.SIGCONT)
+    wait_until(lambda: "T" not in [process_state(pid) for pid in [own, *ranks]], 5, "all go on")
+    os.kill(own, signal.SIGTERM)
+    assert job.wait() == 143
+
+
+@pytest.mark.soak
+def test_a_network_that_is_cut_ends_both_sides(begin, hosts):
+    """The connection by ssh's own signs of life, the ranks behind it by those of the launcher."""
+    job = begin(*BOTH, "sh", "-c", WAIT_WITH_CHILD)
+    job.pids("started", 4)
+    hosts.partition([0], [1])
+    try:
+        assert job.wait(30) == 69
+        assert "rank 2 on host1 was lost with the connection to its host: Timeout, server host1" in job.last_lines()[0]
+        wait_until(lambda: find(hosts, 1, "sleep", "1000") is None, 70, "no rank in host 1")
+        assert remote_agent(job, hosts) is None
+    finally:
+        hosts.heal()
+        hosts.reset(1, 0)  # sshd itself would hold on to the connection for long
 
 
 def test_where_every_rank_is(begin, script, hosts):

@@ -325,8 +325,8 @@ def wait_until_interrupted():
     hvd.init()
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="late", op=hvd.Sum)
-        ranks.report("waiting")
         try:
+            ranks.report("waiting")  # the signal may come before this returns
             hvd.synchronize(handle)
         except KeyboardInterrupt:
             hvd.barrier()

@@ -55,8 +55,14 @@ def allreduce_(
 ) -> torch.Tensor:
     """As `allreduce`, in place. Returns its argument."""
     options = _options(average, op, prescale_factor, postscale_factor, process_set)
-    handle = _start([tensor], [name], options, in_place=True, waits=True)
-    return handles.synchronize(handle)[0]  # type: ignore[no-any-return]
+    # Without the lists and the handle of the other forms: for a small tensor they would take longer than the reduction.
+    memory = engine_memory(tensor, OPERATION)
+    view = view_of(memory, key_of(OPERATION, name))
+    world.engine().all_reduce(view, view, options, memory, waits=True).wait()
+    if memory is not tensor:
+        with torch.no_grad():
+            tensor.copy_(memory)
+    return tensor
 
 
 def allreduce_async(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import ssh_hosts
-from launched_job import PATIENCE, find_program, is_running, process_state, wait_until
+from launched_job import PATIENCE, REPOSITORY, find_program, is_running, process_state, wait_until
 
 BOTH = ("run", "-H", "host0:2,host1:2")
 
@@ -109,6 +109,12 @@ def test_ranks_know_their_place_and_share_a_secret(run, script, tmp_path):
         assert home == ("/nowhere" if rank < 2 else "/root")  # that of the host itself
     _, _, _, _, _, address, port, mine, given, _ = told[0]
     assert (address, mine, given) == ("10.99.0.1", "passed on", "by option") and int(port) > 0
+
+
+def test_ranks_of_both_hosts_meet_in_one_engine(run):
+    job = run(*BOTH, REPOSITORY / "build/release/tests/rank_program", 1)
+    assert job.code == 0, job.stderr
+    assert sorted(set(job.stdout.splitlines())) == [f"[{rank}] rank {rank} of 4: sum 4" for rank in range(4)]
 
 
 @pytest.mark.parametrize("text", ["host1 slots=3\n# more\nhost0 slots=2\n", "host1:3\nhost0:2\n"])

@@ -29,7 +29,7 @@ format: setup  ## format the C++ and Python sources
 lint: setup  ## check format, layers and Python, and show the advice of clang-tidy
 	@tools/lint
 
-wheel: setup  ## build the wheel into dist/ and check it
+wheel: setup  ## build the wheel for glibc 2.28 and newer into dist/ and check it
 	@tools/wheel
 
 clean:  ## remove what was built (.venv stays)

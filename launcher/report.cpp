@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 namespace lockstep::launcher {
 
@@ -43,6 +44,16 @@ std::string who(const RankOutcome& outcome) {
                               : fmt::format("rank {} on {}", outcome.rank, outcome.host);
 }
 
+// By hand: the C library tells these names only since glibc 2.32.
+constexpr std::pair<int, const char*> kSignalNames[] = {
+    {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},       {SIGQUIT, "SIGQUIT"}, {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"},
+    {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},       {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"},
+    {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},     {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"},
+    {SIGCHLD, "SIGCHLD"}, {SIGSTKFLT, "SIGSTKFLT"}, {SIGCONT, "SIGCONT"}, {SIGSTOP, "SIGSTOP"}, {SIGTSTP, "SIGTSTP"},
+    {SIGTTIN, "SIGTTIN"}, {SIGTTOU, "SIGTTOU"},     {SIGURG, "SIGURG"},   {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
+    {SIGPROF, "SIGPROF"}, {SIGVTALRM, "SIGVTALRM"}, {SIGPOLL, "SIGPOLL"}, {SIGPWR, "SIGPWR"},   {SIGSYS, "SIGSYS"},
+};
+
 bool others_were_stopped(const FailureReport& report) {
   return std::any_of(report.all.begin(), report.all.end(),
                      [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
@@ -51,8 +62,10 @@ bool others_were_stopped(const FailureReport& report) {
 }  // namespace
 
 std::string signal_name(int signal_number) {
-  const char* name = ::sigabbrev_np(signal_number);
-  return name != nullptr ? fmt::format("SIG{} ({})", name, signal_number) : fmt::format("signal {}", signal_number);
+  for (const auto& [number, name] : kSignalNames) {
+    if (number == signal_number) return fmt::format("{} ({})", name, number);
+  }
+  return fmt::format("signal {}", signal_number);
 }
 
 bool is_out_of_memory(const FailureReport& report) {

@@ -62,7 +62,11 @@ SUITES = {
     ),
     "long": (
         "the Python tests marked as long: crowded, limited, stopped, suspended, debugged and idle jobs",
-        "tools/python_tests -m soak -rP",
+        "tools/python_tests -m soak -k 'not test_wheel' -rP",
+    ),
+    "wheel": (
+        "the wheel for glibc 2.28 and newer: built with zig, checked, and installed into an empty environment",
+        "tools/python_tests -m soak -k test_wheel",
     ),
 }
 

@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -97,6 +98,8 @@ bool is_left_out(pid_t thread) {
 }
 
 }  // namespace
+
+pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
 
 void leave_out_of_census(pid_t thread) {
   if (is_left_out(thread)) return;

@@ -18,6 +18,9 @@ namespace lockstep {
 /// Signal handlers are not looked for; a process that has set itself an alarm counts as one that may go on.
 std::optional<std::uint64_t> threads_at_rest(std::span<const pid_t> known);
 
+/// The number of the calling thread. (gettid() came with glibc 2.30; the library runs with older ones.)
+pid_t this_thread();
+
 /// From now on `threads_at_rest` does not look at this thread of a library, which never does the program's work.
 void leave_out_of_census(pid_t thread);
 

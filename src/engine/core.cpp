@@ -392,7 +392,7 @@ void Core::run() {
   transport_->arrive();
   std::unique_lock lock(mutex_);
   arrived_ = true;
-  own_thread_ = gettid();
+  own_thread_ = this_thread();
   wake_.notify_all();
   while (!stopping_) {
     ++own_rounds_;

@@ -98,7 +98,7 @@ Core::Waiter::~Waiter() {
 void Core::Waiter::resume() {
   std::lock_guard lock(core_.mutex_);
   const auto before = std::find_if(core_.absent_.begin(), core_.absent_.end(),
-                                   [](const Wait& wait) { return wait.thread == gettid(); });
+                                   [](const Wait& wait) { return wait.thread == this_thread(); });
   if (before == core_.absent_.end()) return;
   if (before->operation == operation) static_cast<Wait&>(*this) = *before;
   core_.absent_.erase(before);
@@ -124,7 +124,7 @@ void Core::stand_still(Waiter& waiter) {
   const auto now = transport_->now();
   if (waiter.rounds++ == 0) {
     waiter.since = now;
-    waiter.thread = gettid();
+    waiter.thread = this_thread();
   }
   if (ended_ || transport_->size() == 1 || now - waiter.since < kUsualWait) return;
   if (waiter.number == 0) {

@@ -108,7 +108,7 @@ void on_value(int status, Value* value, void* data) {
   const std::unique_ptr<Question> question(static_cast<Question*>(data));
   // The one thread that PMIx has here. It waits for its server for as long as the process lives, and must not keep a
   // deadlock of the program from being recognised.
-  if (::gettid() != question->asker) leave_out_of_census(::gettid());
+  if (this_thread() != question->asker) leave_out_of_census(this_thread());
   Answers& answers = *question->answers;
   const std::lock_guard lock(answers.mutex);
   const bool found = status == kSuccess && value != nullptr && value->type == kStringType && value->string != nullptr;
@@ -144,7 +144,7 @@ class Session {
       const std::lock_guard lock(answers->mutex);
       answers->states[rank] = Answers::State::asked;
     }
-    auto question = std::make_unique<Question>(Question{answers, rank, ::gettid()});
+    auto question = std::make_unique<Question>(Question{answers, rank, this_thread()});
     check(pmix_.get(&whose, key.c_str(), nullptr, 0, on_value, question.get()), "ask for another rank's word");
     static_cast<void>(question.release());  // on_value has it, or will
   }

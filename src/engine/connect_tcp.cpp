@@ -183,9 +183,7 @@ std::string open_meeting(const Options& options) {
   static std::string opened;
   const std::lock_guard lock(mutex);
   if (!opened.empty()) return opened;
-  const auto elsewhere = Address::parse("192.0.2.1:9");  // reserved for documentation; nothing is sent there
-  const Address own =
-      options.interface.empty() ? Address::towards(*elsewhere) : Address::of_interface(options.interface);
+  const Address own = options.interface.empty() ? Address::outward() : Address::of_interface(options.interface);
   opened = listener_at(own)->address().text();
   return opened;
 }

@@ -6,8 +6,8 @@
 
 #include <charconv>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <set>
 
 #include "base/fd.hpp"
 #include "lockstep/error.hpp"
@@ -62,30 +62,58 @@ int preference(const sockaddr& address) {
   return IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) ? 2 : 1;
 }
 
+// The best address of each interface, port 0.
+std::map<std::string, sockaddr_storage> addresses_of_interfaces() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) throw_errno("list the network interfaces");
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
+  std::map<std::string, const sockaddr*> best;
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    if (item->ifa_addr == nullptr || preference(*item->ifa_addr) > 1) continue;
+    const sockaddr*& chosen = best[item->ifa_name];
+    if (chosen == nullptr || preference(*item->ifa_addr) < preference(*chosen)) chosen = item->ifa_addr;
+  }
+  std::map<std::string, sockaddr_storage> found;
+  for (const auto& [name, address] : best) {
+    found[name] = address->sa_family == AF_INET ? make_v4(reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 0)
+                                                : make_v6(reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, 0);
+  }
+  return found;
+}
+
+std::string names_of(const std::map<std::string, sockaddr_storage>& interfaces) {
+  std::string names;
+  for (const auto& [name, address] : interfaces) names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
 }  // namespace
 
 Address Address::loopback(std::uint16_t port) { return from(make_v4({.s_addr = htonl(INADDR_LOOPBACK)}, port)); }
 
 Address Address::of_interface(const std::string& name, std::uint16_t port) {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) throw_errno("list the network interfaces");
-  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
-  const sockaddr* best = nullptr;
-  std::set<std::string> names;
-  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
-    if (item->ifa_addr == nullptr || preference(*item->ifa_addr) > 1) continue;
-    names.insert(item->ifa_name);
-    if (name != item->ifa_name) continue;
-    if (best == nullptr || preference(*item->ifa_addr) < preference(*best)) best = item->ifa_addr;
-  }
-  if (best == nullptr) {
-    std::string there;
-    for (const auto& one : names) there += (there.empty() ? "" : ", ") + one;
+  const auto found = addresses_of_interfaces();
+  const auto own = found.find(name);
+  if (own == found.end()) {
     throw Error(ErrorCode::unavailable,
-                "there is no network interface '" + name + "' with an address; there are: " + there);
+                "there is no network interface '" + name + "' with an address; there are: " + names_of(found));
   }
-  if (best->sa_family == AF_INET) return from(make_v4(reinterpret_cast<const sockaddr_in*>(best)->sin_addr, port));
-  return from(make_v6(reinterpret_cast<const sockaddr_in6*>(best)->sin6_addr, port));
+  return from(own->second).with_port(port);
+}
+
+Address Address::outward() {
+  const auto elsewhere = parse("192.0.2.1:9");  // reserved for documentation; nothing is sent there
+  try {
+    return towards(*elsewhere);
+  } catch (const Error&) {  // there is no default route
+    auto found = addresses_of_interfaces();
+    std::erase_if(found, [](const auto& interface) { return from(interface.second).is_loopback(); });
+    if (found.size() == 1) return from(found.begin()->second);
+    throw Error(ErrorCode::unavailable,
+                "this host has no default route, so one of its network interfaces must be named "
+                "(LOCKSTEP_INTERFACE); those with an address are: " +
+                    (found.empty() ? "none" : names_of(found)));
+  }
 }
 
 Address Address::towards(const Address& other) {

@@ -23,6 +23,10 @@ class Address {
   /// The address by which this machine reaches another one. Throws Error(unavailable) when no way leads there.
   static Address towards(const Address& other);
 
+  /// The address by which this machine reaches most others: that of the default route, or of its only interface beside
+  /// loopback. Throws Error(unavailable) with the interfaces that there are.
+  static Address outward();
+
   /// "localhost:80", "node1:80" or what `parse` takes; names are looked up, IPv4 before IPv6. Throws
   /// Error(invalid_argument) for a text that is none, and Error(unavailable) for a name that nobody knows.
   static Address resolve(const std::string& text);

@@ -37,6 +37,14 @@ TEST(Address, OfAnInterface) {
   }
 }
 
+TEST(Address, ThatOthersReachIsNotLoopback) {
+  try {
+    EXPECT_FALSE(Address::outward().is_loopback());
+  } catch (const Error& error) {  // a machine without a network
+    EXPECT_NE(std::string(error.what()).find("LOCKSTEP_INTERFACE"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Listener, ListensOnOneInterfaceAndAPortOfTheSystemsChoice) {
   const Listener listener(Address::loopback());
   EXPECT_NE(listener.address().port(), 0);

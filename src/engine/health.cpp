@@ -14,7 +14,7 @@ namespace {
 using transport::Health;
 
 constexpr auto kHealthInterval = std::chrono::milliseconds(10);
-constexpr auto kLastMoment = std::chrono::milliseconds(250);
+constexpr auto kLastMoment = std::chrono::milliseconds(150);
 
 // What has happened to a rank, and what its user may do.
 struct Loss {

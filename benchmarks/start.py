@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures how long a job takes from the command to the end of its first collective: start.py [--rounds 11] [--only C++].
+"""Measures how long a job takes from the command to the end of its first collective: start.py [--rounds 11].
 
 Four ranks: in C++ beside both MPIs with their own launchers, in Python beside torchrun with Gloo and beside the same
 imports without a launcher. The time of a job is that of its last rank. Contenders take turns, each between two starts

@@ -2,13 +2,18 @@
 # absolute path, so the tree can be moved as a whole.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+include(cmake/launcher_documents.cmake)
 
 # Libraries that lie where the loader does not look by itself are found where they were at build time.
 set_property(TARGET lockstep PROPERTY INSTALL_RPATH_USE_LINK_PATH ON)
 install(TARGETS lockstep EXPORT LockstepTargets)
+if(TARGET lockstep_preload)
+  install(TARGETS lockstep_preload)
+endif()
 if(TARGET lockstep_program)
   install(TARGETS lockstep_program)
 endif()
+install_launcher_documents(${CMAKE_INSTALL_DATADIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/lockstep TYPE INCLUDE)
 
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

@@ -22,9 +22,11 @@
 #include "child.hpp"
 #include "environment.hpp"
 #include "errors.hpp"
+#include "function_call.hpp"
 #include "guardian.hpp"
 #include "job.hpp"
 #include "lockstep/version.hpp"
+#include "preload.hpp"
 #include "processes.hpp"
 #include "program.hpp"
 #include "secret.hpp"
@@ -40,6 +42,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMostUnsent = std::size_t{1} << 20;  // then the ranks have to wait, as with any full pipe
 constexpr int kMostReadsAfterEnd = 16;
+constexpr std::size_t kPieceOfResult = std::size_t{256} << 10;
 constexpr milliseconds kPatienceWithLeftovers{500};
 
 /// ssh tells both ends of its connection: "client-address client-port server-address server-port".
@@ -64,6 +67,9 @@ class Agent {
     Child child;
     bool alive = true;
     RankEnd end = {};
+    UniqueFd result = UniqueFd();  // what the function has returned; none: a program
+    off_t sent = 0;                // of it
+    bool is_end_told = false;
   };
 
   void wait_for_events();
@@ -74,8 +80,10 @@ class Agent {
   void signal_rank(const Frame& frame) const;
   void collect();
   void end_rank(std::uint32_t number, int status);
+  bool tell_end(std::uint32_t number);
+  bool tell_ends();
   bool pass_on(UniqueFd& pipe, std::uint32_t number, FrameKind kind);
-  void tell_where();
+  void tell_where(std::uint32_t question);
   int wait_time() const;
   void finish(bool all_well);
   void send(const Frame& frame);
@@ -104,7 +112,11 @@ int Agent::serve() {
   unsent_ = greeting_line(greeting_of_this_host());
   try {
     while (!finished_ || !unsent_.empty()) {
-      write_some();
+      bool all_told = false;
+      do {
+        all_told = finished_ || tell_ends();
+        write_some();
+      } while (!all_told && unsent_.empty());
       wait_for_events();
     }
     return EXIT_SUCCESS;
@@ -176,7 +188,7 @@ void Agent::on_frame(const Frame& frame) {
       silence_announced_ = frame.number == 1;
       break;
     case FrameKind::where:
-      tell_where();
+      tell_where(frame.number);
       break;
     case FrameKind::finish:
       finish(frame.number == 1);
@@ -218,8 +230,10 @@ void Agent::start(const Start& start) {
                            .threads_per_rank = threads_per_rank(assignment_.ranks),
                            .restart = assignment_.restart,
                            .max_restarts = assignment_.max_restarts,
+                           .preload = find_preload(program_.path),
                            .columns = assignment_.columns};
   const std::vector<std::string> inherited = with_settings(current_environment(), assignment_.environment);
+  const UniqueFd call = start.call.empty() ? UniqueFd() : make_memory_file("lockstep-call", start.call);
   for (int i = 0; i < assignment_.ranks; ++i) {
     const Placement place{.rank = assignment_.first_rank + i,
                           .size = assignment_.size,
@@ -227,15 +241,23 @@ void Agent::start(const Start& start) {
                           .local_size = assignment_.ranks,
                           .cross_rank = assignment_.host,
                           .cross_size = assignment_.hosts};
-    const auto environment = rank_environment(inherited, job, place);
+    std::vector<std::string> environment = rank_environment(inherited, job, place);
+    std::vector<int> descriptors = {secret.get()};
+    UniqueFd result;
+    if (call) {
+      result = make_memory_file("lockstep-result");
+      descriptors.insert(descriptors.end(), {call.get(), result.get()});
+      environment = with_settings(std::move(environment), call_settings(call.get(), result.get()));
+    }
     static const std::vector<int> kNotBound;
     ranks_.push_back({start_child({.program = program_,
                                    .environment = environment,
                                    .standard_input = null.get(),
-                                   .secret_fd = secret.get(),
+                                   .descriptors = descriptors,
                                    .cpus = cpus_.empty() ? kNotBound : cpus_[static_cast<std::size_t>(i)],
                                    .group = guardian_->group_of(i),
                                    .inherited = inherited_})});
+    ranks_.back().result = std::move(result);
     send({FrameKind::started, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(ranks_.back().child.pid)});
   }
 }
@@ -280,7 +302,34 @@ void Agent::end_rank(std::uint32_t number, int status) {
   }
   for (int i = 0; i < kMostReadsAfterEnd && pass_on(rank.child.standard_output, number, FrameKind::output); ++i) {
   }
+}
+
+/// With what it has returned before that, which is never held twice. False when there is too much for now.
+bool Agent::tell_end(std::uint32_t number) {
+  Local& rank = ranks_[number];
+  while (rank.result) {
+    if (unsent_.size() >= kMostUnsent) return false;
+    std::string piece(kPieceOfResult, '\0');
+    const ssize_t count = ::pread(rank.result.get(), piece.data(), piece.size(), rank.sent);
+    if (count <= 0) {
+      rank.result.reset();
+    } else {
+      piece.resize(static_cast<std::size_t>(count));
+      rank.sent += count;
+      send({FrameKind::result, number, 0, piece});
+    }
+  }
   send({FrameKind::ended, number, 0, encode(rank.end)});
+  rank.is_end_told = true;
+  return true;
+}
+
+bool Agent::tell_ends() {
+  bool all_told = true;
+  for (std::uint32_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].alive && !ranks_[i].is_end_told) all_told = tell_end(i) && all_told;
+  }
+  return all_told;
 }
 
 bool Agent::pass_on(UniqueFd& pipe, std::uint32_t number, FrameKind kind) {
@@ -292,12 +341,12 @@ bool Agent::pass_on(UniqueFd& pipe, std::uint32_t number, FrameKind kind) {
   return count > 0;
 }
 
-void Agent::tell_where() {
+void Agent::tell_where(std::uint32_t question) {
   std::vector<RankProcess> living;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (ranks_[i].alive) living.push_back({assignment_.first_rank + static_cast<int>(i), ranks_[i].child.pid});
   }
-  for (const std::string& line : describe(find_whereabouts(living))) send({FrameKind::words, 0, 0, line});
+  send({FrameKind::found, 0, question, encode(find_whereabouts(living))});
 }
 
 /// The streams are read to their end, now that nobody writes to them any more.
@@ -310,6 +359,7 @@ void Agent::finish(bool all_well) {
     while (pass_on(ranks_[i].child.standard_error, i, FrameKind::error)) {
     }
   }
+  tell_ends();
   guardian_.reset();
   send({FrameKind::done});
   finished_ = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -16,12 +17,39 @@ using Message = nlohmann::json;
 constexpr const char* kGreeting = "lockstep-agent";
 constexpr std::size_t kFrameHeader = 13;
 constexpr std::size_t kMostPayload = std::size_t{64} << 20;
+constexpr int kMostOfAnything = 1 << 24;  // ranks, hosts, restarts, columns
 
 // CBOR: text in it may be any bytes, which those of an environment are.
 std::string to_bytes(const Message& object) {
   std::string bytes;
   Message::to_cbor(object, bytes);
   return bytes;
+}
+
+[[noreturn]] void refuse() { throw std::runtime_error("what came is no message of Lockstep"); }
+
+template <class Decode>
+auto from_bytes(const std::string& bytes, const Decode& decode) {
+  try {
+    return decode(Message::from_cbor(bytes));
+  } catch (const Message::exception&) {
+    refuse();
+  }
+}
+
+/// The library would also make an integer of a fraction, and cut off what does not fit.
+int number(const Message& object, const char* name, int least = 0, int most = kMostOfAnything) {
+  const Message& value = object.at(name);
+  if (!value.is_number_integer()) refuse();
+  const auto wide = value.get<std::int64_t>();
+  if (wide < least || wide > most || (value.is_number_unsigned() && wide < 0)) refuse();
+  return static_cast<int>(wide);
+}
+
+/// One of an enumeration that ends with `last`.
+template <class Choice>
+Choice choice(const Message& object, const char* name, Choice last) {
+  return static_cast<Choice>(number(object, name, 0, static_cast<int>(last)));
 }
 
 void put(std::string& bytes, std::uint32_t value) {
@@ -68,9 +96,7 @@ std::optional<Frame> FrameReader::next() {
   if (buffer_.size() < kFrameHeader) return std::nullopt;
   const auto kind = static_cast<unsigned char>(buffer_[0]);
   const std::size_t length = take(buffer_, 9);
-  if (kind > static_cast<unsigned char>(FrameKind::done) || length > kMostPayload) {
-    throw std::runtime_error("what came is no message of Lockstep");
-  }
+  if (kind > static_cast<unsigned char>(FrameKind::done) || length > kMostPayload) refuse();
   if (buffer_.size() < kFrameHeader + length) return std::nullopt;
   Frame frame{static_cast<FrameKind>(kind), take(buffer_, 1), take(buffer_, 5), buffer_.substr(kFrameHeader, length)};
   buffer_.erase(0, kFrameHeader + length);
@@ -95,30 +121,38 @@ std::string encode(const Assignment& assignment) {
 }
 
 Assignment decode_assignment(const std::string& bytes) {
-  const Message object = Message::from_cbor(bytes);
-  return {.job_id = object.at("job"),
-          .folder = object.at("folder"),
-          .command = object.at("command"),
-          .module = object.at("module"),
-          .environment = object.at("environment"),
-          .first_rank = object.at("first_rank"),
-          .ranks = object.at("ranks"),
-          .size = object.at("size"),
-          .host = object.at("host"),
-          .hosts = object.at("hosts"),
-          .binding = static_cast<Binding>(object.at("binding").get<int>()),
-          .restart = object.at("restart"),
-          .max_restarts = object.at("max_restarts"),
-          .columns = object.at("columns")};
+  return from_bytes(bytes, [](const Message& object) {
+    Assignment assignment{.job_id = object.at("job"),
+                          .folder = object.at("folder"),
+                          .command = object.at("command"),
+                          .module = object.at("module").get<bool>(),
+                          .environment = object.at("environment"),
+                          .first_rank = number(object, "first_rank"),
+                          .ranks = number(object, "ranks"),
+                          .size = number(object, "size"),
+                          .host = number(object, "host"),
+                          .hosts = number(object, "hosts"),
+                          .binding = choice(object, "binding", Binding::core),
+                          .restart = number(object, "restart"),
+                          .max_restarts = number(object, "max_restarts"),
+                          .columns = number(object, "columns")};
+    if (assignment.first_rank + assignment.ranks > assignment.size) refuse();
+    return assignment;
+  });
 }
 
 std::string encode(const Start& start) {
-  return to_bytes({{"secret", start.secret}, {"address", start.master_address}, {"port", start.master_port}});
+  return to_bytes(
+      {{"secret", start.secret}, {"address", start.master_address}, {"port", start.master_port}, {"call", start.call}});
 }
 
 Start decode_start(const std::string& bytes) {
-  const Message object = Message::from_cbor(bytes);
-  return {object.at("secret"), object.at("address"), object.at("port")};
+  return from_bytes(bytes, [](const Message& object) {
+    return Start{.secret = object.at("secret"),
+                 .master_address = object.at("address"),
+                 .master_port = number(object, "port", 0, 65535),
+                 .call = object.at("call")};
+  });
 }
 
 std::string encode(const RankEnd& end) {
@@ -127,9 +161,43 @@ std::string encode(const RankEnd& end) {
 }
 
 RankEnd decode_rank_end(const std::string& bytes) {
-  const Message object = Message::from_cbor(bytes);
-  return {static_cast<RankState>(object.at("state").get<int>()), object.at("code"),
-          static_cast<MemoryEvidence>(object.at("memory").get<int>())};
+  return from_bytes(bytes, [](const Message& object) {
+    return RankEnd{.state = choice(object, "state", RankState::lost),
+                   .code = number(object, "code"),
+                   .memory = choice(object, "memory", MemoryEvidence::control_group)};
+  });
+}
+
+std::string encode(const std::vector<Whereabouts>& ranks) {
+  Message list = Message::array();
+  for (const Whereabouts& where : ranks) {
+    Message entry = {{"rank", where.process.rank},           {"pid", where.process.pid},
+                     {"state", std::string(1, where.state)}, {"stack", where.stack},
+                     {"seconds", where.waiting_seconds},     {"last", where.last}};
+    if (where.waiting_in) entry["waiting_in"] = *where.waiting_in;
+    list.push_back(std::move(entry));
+  }
+  return to_bytes(list);
+}
+
+std::vector<Whereabouts> decode_whereabouts(const std::string& bytes) {
+  return from_bytes(bytes, [](const Message& list) {
+    if (!list.is_array()) refuse();
+    std::vector<Whereabouts> ranks;
+    for (const Message& entry : list) {
+      const std::string state = entry.at("state");
+      if (state.size() != 1) refuse();
+      Whereabouts where{.process = {number(entry, "rank"), number(entry, "pid", 0, INT_MAX)},
+                        .state = state.front(),
+                        .stack = entry.at("stack"),
+                        .waiting_in = std::nullopt,
+                        .waiting_seconds = entry.at("seconds"),
+                        .last = entry.at("last")};
+      if (entry.contains("waiting_in")) where.waiting_in = entry.at("waiting_in").get<std::string>();
+      ranks.push_back(std::move(where));
+    }
+    return ranks;
+  });
 }
 
 std::vector<std::string> environment_for_other_hosts(const std::vector<std::string>& environment) {

@@ -2,8 +2,8 @@
 //
 // The agent begins with a line of text, by which versions that know nothing else of each other can be told apart. Then
 // both sides send frames. The launcher: prepare, start, any number of signal and where, finish, and alive all the time.
-// The agent: ready or refused, started for each rank, what the ranks write and how they end, done. Its standard input
-// is the agent's leash: at its end the agent ends all that it has started.
+// The agent: ready or refused, started for each rank, what the ranks write and how they end, answers, done. Its
+// standard input is the agent's leash: at its end the agent ends all that it has started.
 #pragma once
 
 #include <chrono>
@@ -17,6 +17,7 @@
 #include "out_of_memory.hpp"
 #include "root_cause.hpp"
 #include "topology.hpp"
+#include "whereabouts.hpp"
 
 namespace lockstep::launcher {
 
@@ -47,11 +48,12 @@ enum class FrameKind : std::uint8_t {
   error,       ///< `rank`, bytes of its standard error
   stopped,     ///< `rank` was stopped by a signal
   continued,   ///< `rank` goes on
-  ended,       ///< `rank`, a RankEnd
+  result,      ///< `rank`, a piece of what the function returned there
+  ended,       ///< `rank`, a RankEnd; nothing comes from it any more but output
   signal,      ///< to `rank` and what it has started: `number`
   signal_one,  ///< to `rank` alone: `number`
-  where,       ///< where is every rank?
-  words,       ///< a line for the user
+  where,       ///< where is every rank? The question's number as `number`
+  found,       ///< the answer, with the same `number`: the Whereabouts of all ranks that are there
   alive,       ///< the launcher is there; with `number` 1 it will be silent, because it is being paused
   finish,      ///< the job is over; `number` is 1 when all went well
   done,        ///< nothing is left
@@ -59,7 +61,7 @@ enum class FrameKind : std::uint8_t {
 
 /// `rank` counts within the host.
 struct Frame {
-  FrameKind kind = FrameKind::words;
+  FrameKind kind = FrameKind::done;
   std::uint32_t rank = 0;
   std::uint32_t number = 0;
   std::string payload = {};
@@ -101,6 +103,7 @@ struct Start {
   std::string secret;
   std::string master_address;
   int master_port = 0;
+  std::string call = {};  ///< the function that the ranks call; empty: they are programs
 };
 
 struct RankEnd {
@@ -112,11 +115,13 @@ struct RankEnd {
 std::string encode(const Assignment& assignment);
 std::string encode(const Start& start);
 std::string encode(const RankEnd& end);
+std::string encode(const std::vector<Whereabouts>& ranks);
 
-/// These throw std::exception for bytes that are none.
+/// These throw std::runtime_error for bytes that are none, and for numbers that cannot be meant.
 Assignment decode_assignment(const std::string& bytes);
 Start decode_start(const std::string& bytes);
 RankEnd decode_rank_end(const std::string& bytes);
+std::vector<Whereabouts> decode_whereabouts(const std::string& bytes);
 
 /// The part of this process's environment that ranks on other hosts get: all that a program may be steered by, without
 /// what describes this machine (HOME, TMPDIR, XDG_*, ...) or this session (SSH_*, DISPLAY, ...).

@@ -28,11 +28,27 @@ TEST(AgentProtocol, what_is_no_frame_is_refused_before_memory_is_taken_for_it) {
   unknown.feed(std::string(13, '\x7f'));
   EXPECT_THROW(unknown.next(), std::runtime_error);
   FrameReader long_one;
-  std::string header = encode(Frame{FrameKind::words});
+  std::string header = encode(Frame{FrameKind::found});
   header[12] = '\x7f';
   long_one.feed(header);
   EXPECT_THROW(long_one.next(), std::runtime_error);
-  EXPECT_ANY_THROW(decode_assignment("nonsense"));
+  EXPECT_THROW(decode_assignment("nonsense"), std::runtime_error);
+  EXPECT_THROW(decode_start(encode(RankEnd{})), std::runtime_error);
+}
+
+TEST(AgentProtocol, numbers_that_cannot_be_meant_are_refused) {
+  const auto expect_refused = [](const auto& change) {
+    Assignment assignment;
+    assignment.size = 3;
+    EXPECT_NO_THROW(decode_assignment(encode(assignment)));
+    change(assignment);
+    EXPECT_THROW(decode_assignment(encode(assignment)), std::runtime_error);
+  };
+  expect_refused([](Assignment& assignment) { assignment.ranks = 4; });
+  expect_refused([](Assignment& assignment) { assignment.ranks = -1; });
+  expect_refused([](Assignment& assignment) { assignment.binding = static_cast<Binding>(4); });
+  EXPECT_THROW(decode_start(encode(Start{"secret", "address", 65536})), std::runtime_error);
+  EXPECT_THROW(decode_rank_end(encode(RankEnd{.state = static_cast<RankState>(6)})), std::runtime_error);
 }
 
 TEST(AgentProtocol, messages_arrive_as_they_were_sent) {
@@ -41,6 +57,8 @@ TEST(AgentProtocol, messages_arrive_as_they_were_sent) {
   sent.command = {"sh", "-c", "true"};
   sent.environment = {"A=\xff not UTF-8", "B="};
   sent.first_rank = 2;
+  sent.ranks = 2;
+  sent.size = 4;
   sent.binding = Binding::core;
   const Assignment got = decode_assignment(encode(sent));
   EXPECT_EQ(got.command, sent.command);
@@ -50,6 +68,27 @@ TEST(AgentProtocol, messages_arrive_as_they_were_sent) {
   const std::string secret("\0\xff\x80", 3);
   EXPECT_EQ(decode_start(encode(Start{secret, "10.0.0.1", 80})).secret, secret);
   EXPECT_EQ(decode_rank_end(encode(RankEnd{RankState::killed, 9})).code, 9);
+}
+
+TEST(AgentProtocol, whereabouts_arrive_as_they_were_sent) {
+  Whereabouts waiting;
+  waiting.process = {3, 4711};
+  waiting.state = 'S';
+  waiting.stack = {"Thread 1:", "  File \"\xff.py\""};
+  waiting.waiting_in = "barrier";
+  waiting.waiting_seconds = 1.5;
+  Whereabouts idle;
+  idle.last = "barrier, submitted 3.0 s ago";
+  const auto got = decode_whereabouts(encode(std::vector<Whereabouts>{waiting, idle}));
+  ASSERT_EQ(got.size(), 2u);
+  EXPECT_EQ(got[0].process.rank, 3);
+  EXPECT_EQ(got[0].process.pid, 4711);
+  EXPECT_EQ(got[0].state, 'S');
+  EXPECT_EQ(got[0].stack, waiting.stack);
+  EXPECT_EQ(got[0].waiting_in, "barrier");
+  EXPECT_EQ(got[0].waiting_seconds, 1.5);
+  EXPECT_FALSE(got[1].waiting_in);
+  EXPECT_EQ(got[1].last, idle.last);
 }
 
 TEST(AgentProtocol, a_greeting_is_found_among_other_lines) {

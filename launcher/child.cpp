@@ -57,7 +57,7 @@ void become_program(const ChildSettings& settings, pid_t launcher, int output, i
   ::dup2(output, STDOUT_FILENO);
   ::dup2(error, STDERR_FILENO);
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
-  ::fcntl(settings.secret_fd, F_SETFD, 0);
+  for (const int fd : settings.descriptors) ::fcntl(fd, F_SETFD, 0);
 
   bind_to(settings.cpus);
   ::setrlimit(RLIMIT_NOFILE, &settings.inherited.open_files);

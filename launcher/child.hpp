@@ -26,7 +26,7 @@ struct ChildSettings {
   const Program& program;
   const std::vector<std::string>& environment;
   int standard_input;            ///< becomes descriptor 0 of the child
-  int secret_fd;                 ///< the only other descriptor that the child inherits
+  std::vector<int> descriptors;  ///< the only others that the child inherits
   const std::vector<int>& cpus;  ///< to which it is bound; empty: to none
   std::atomic<pid_t>& group;     ///< in shared memory; the child writes its process group there
   const InheritedState& inherited;

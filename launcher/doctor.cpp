@@ -141,8 +141,8 @@ std::vector<Finding> examine(bool self_test) {
   }
   findings.push_back(check_python(python));
   findings.push_back(check_torch(python));
-  constexpr const char* kUnused = "not installed; nothing here needs it";
-  findings.push_back(check_tool("ssh", ssh.result(deadline), kUnused, "sudo apt-get install openssh-client"));
+  constexpr const char* kForHosts = "not installed; jobs on several hosts (lockstep run -H) need it";
+  findings.push_back(check_tool("ssh", ssh.result(deadline), kForHosts, "sudo apt-get install openssh-client"));
   findings.push_back(check_launcher("MPI", mpi.result(deadline), true, "sudo apt-get install openmpi-bin"));
   findings.push_back(check_launcher("Slurm", slurm.result(deadline), has_pmix(slurm_plugins.result(deadline)),
                                     "sudo apt-get install slurm-client"));
@@ -195,6 +195,21 @@ std::string as_json(const std::vector<Finding>& findings, bool healthy) {
   return result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+struct DoctorCommandLine {
+  CLI::App app{"Looks at what is installed and works, and names the command that mends what does not.",
+               "lockstep doctor"};
+  bool json = false;
+  bool table = false;
+  bool no_self_test = false;
+
+  DoctorCommandLine() {
+    app.add_flag("--json", json, "One JSON object, for tools");
+    app.add_flag("--check-build", table, "The table of horovodrun --check-build, and nothing else");
+    app.add_flag("--no-self-test", no_self_test, "Start no ranks");
+    app.footer("\nExit codes: 0 jobs can run here; 1 there is a problem; 2 the command is wrong.");
+  }
+};
+
 }  // namespace
 
 std::string build_table() {
@@ -208,30 +223,31 @@ std::string build_table() {
          row(false, "NCCL") + row(false, "DDL") + row(false, "CCL") + row(false, "MPI") + row(false, "Gloo");
 }
 
+CommandText describe_doctor() {
+  const DoctorCommandLine line;
+  return {.name = "doctor",
+          .usage = "lockstep doctor [OPTIONS]",
+          .description = line.app.get_description(),
+          .options = option_texts(line.app),
+          .notes = line.app.get_footer()};
+}
+
 int run_doctor(const std::vector<std::string>& arguments) {
-  bool json = false;
-  bool table = false;
-  bool no_self_test = false;
-  CLI::App app("Looks at what is installed and works, and names the command that mends what does not.",
-               "lockstep doctor");
-  app.add_flag("--json", json, "One JSON object, for tools");
-  app.add_flag("--check-build", table, "The table of horovodrun --check-build, and nothing else");
-  app.add_flag("--no-self-test", no_self_test, "Start no ranks");
-  app.footer("\nExit codes: 0 jobs can run here; 1 there is a problem; 2 the command is wrong.");
+  DoctorCommandLine line;
   std::string text;
   bool healthy = true;
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-    if (table) {
+    line.app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    if (line.table) {
       text = build_table();
     } else {
-      const std::vector<Finding> findings = examine(!no_self_test);
+      const std::vector<Finding> findings = examine(!line.no_self_test);
       healthy = std::none_of(findings.begin(), findings.end(),
                              [](const Finding& finding) { return finding.level == Level::problem; });
-      text = json ? as_json(findings, healthy) : as_text(findings);
+      text = line.json ? as_json(findings, healthy) : as_text(findings);
     }
   } catch (const CLI::CallForHelp&) {
-    text = app.help();
+    text = line.app.help();
   } catch (const CLI::ParseError& error) {
     throw UsageError(fmt::format("{}. See: lockstep doctor --help", error.what()));
   }

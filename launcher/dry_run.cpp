@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "environment.hpp"
+#include "preload.hpp"
 #include "rank_output.hpp"
 #include "topology.hpp"
 
@@ -43,6 +44,7 @@ std::string describe_job(const RunOptions& options, const Program& program) {
   JobEnvironment job;
   job.threads_per_rank = threads_per_rank(options.processes);
   job.max_restarts = options.max_restarts;
+  if (alone) job.preload = find_preload(program.path);
   std::string result;
   for (int rank = 0; rank < options.processes; ++rank) {
     result += rank_prefix(rank, false);

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <thread>
 #include <utility>
 
+#include "preload.hpp"
 #include "unique_fd.hpp"
 
 namespace lockstep::launcher {
@@ -17,6 +20,11 @@ namespace lockstep::launcher {
 namespace {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
 
 /// Programs find their place by the names of Lockstep, torchrun or Horovod. The names of Open MPI are left alone:
 /// MPI-aware libraries would take them for a real MPI job.
@@ -51,6 +59,9 @@ Settings identity(const JobEnvironment& job, const Placement& at) {
       {"HOROVOD_LOCAL_SIZE", to_string(at.local_size)},
       {"HOROVOD_CROSS_RANK", to_string(at.cross_rank)},
       {"HOROVOD_CROSS_SIZE", to_string(at.cross_size)},
+      {"HOROVOD_HOSTNAME", host_name()},
+      {"HOROVOD_GLOO_RENDEZVOUS_ADDR", job.master_address},
+      {"HOROVOD_GLOO_RENDEZVOUS_PORT", to_string(job.master_port)},
   };
 }
 
@@ -65,6 +76,12 @@ Settings defaults(const JobEnvironment& job) {
   };
   if (job.columns > 0) settings.emplace_back("COLUMNS", std::to_string(job.columns));
   return settings;
+}
+
+/// A rank that is alone on its host shares memory with nobody.
+bool is_preloaded(const std::vector<std::string>& inherited, const JobEnvironment& job, const Placement& at) {
+  const char* choice = find_variable(inherited, "LOCKSTEP_PRELOAD");
+  return !job.preload.empty() && at.local_size > 1 && (choice == nullptr || std::string(choice) != "0");
 }
 
 bool has_name(const std::string& entry, const std::string& name) {
@@ -98,6 +115,10 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& inheri
   Settings settings = identity(job, placement);
   for (auto& setting : defaults(job)) {
     if (find_variable(inherited, setting.first) == nullptr) settings.push_back(std::move(setting));
+  }
+  if (is_preloaded(inherited, job, placement)) {
+    const char* before = find_variable(inherited, "LD_PRELOAD");
+    settings.emplace_back("LD_PRELOAD", with_preload(before != nullptr ? before : "", job.preload));
   }
 
   std::vector<std::string> result;

@@ -27,7 +27,8 @@ struct JobEnvironment {
   int threads_per_rank = 1;
   int restart = 0;  ///< how often the job has been started again
   int max_restarts = 0;
-  int columns = 0;  ///< width left for a rank's progress bar on a terminal; 0: the output is not a terminal
+  std::string preload = {};  ///< the library that ranks preload (preload.hpp); empty: none
+  int columns = 0;           ///< width left for a rank's progress bar on a terminal; 0: the output is not a terminal
 };
 
 /// The environment of one rank: `inherited` with the names above set over it.

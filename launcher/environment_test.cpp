@@ -38,6 +38,9 @@ TEST(Environment, tells_a_rank_who_it_is_in_every_dialect) {
   EXPECT_EQ(value(environment, "GROUP_RANK"), "0");
   EXPECT_EQ(value(environment, "MASTER_ADDR"), "127.0.0.1");
   EXPECT_EQ(value(environment, "MASTER_PORT"), "4711");
+  EXPECT_EQ(value(environment, "HOROVOD_GLOO_RENDEZVOUS_ADDR"), "127.0.0.1");
+  EXPECT_EQ(value(environment, "HOROVOD_GLOO_RENDEZVOUS_PORT"), "4711");
+  EXPECT_FALSE(value(environment, "HOROVOD_HOSTNAME").empty());
   EXPECT_EQ(value(environment, "LOCKSTEP_JOB"), "ab12");
   EXPECT_EQ(value(environment, "LOCKSTEP_SECRET_FD"), "9");
   EXPECT_EQ(value(environment, "HOME"), "/x");
@@ -51,6 +54,18 @@ TEST(Environment, what_an_outer_job_left_is_replaced_not_doubled) {
   EXPECT_EQ(value(environment, "RANK"), "0");
   EXPECT_EQ(value(environment, "LOCKSTEP_RANK"), "0");
   EXPECT_EQ(value(environment, "RANKS"), "8");
+}
+
+TEST(Environment, ranks_that_share_a_host_preload_the_library) {
+  JobEnvironment job = kJob;
+  job.preload = "/lib/ours.so";
+  const std::vector<std::string> inherited = {"LD_PRELOAD=/lib/users.so"};
+  EXPECT_EQ(value(rank_environment(inherited, job, place_on_one_machine(1, 2)), "LD_PRELOAD"),
+            "/lib/users.so:/lib/ours.so");
+  EXPECT_EQ(value(rank_environment(inherited, job, place_on_one_machine(0, 1)), "LD_PRELOAD"), "/lib/users.so");
+  EXPECT_EQ(value(rank_environment(inherited, kJob, place_on_one_machine(0, 2)), "LD_PRELOAD"), "/lib/users.so");
+  EXPECT_EQ(value(rank_environment({"LOCKSTEP_PRELOAD=0"}, job, place_on_one_machine(0, 2)), "LD_PRELOAD"),
+            "(not set)");
 }
 
 TEST(Environment, defaults_give_way_to_the_user) {

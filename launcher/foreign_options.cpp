@@ -17,9 +17,12 @@ constexpr ForeignOption kOptions[] = {
     {"--start-timeout", true, Kind::setting, "LOCKSTEP_START_TIMEOUT"},
     {"--gloo-timeout-seconds", true, Kind::setting, "LOCKSTEP_START_TIMEOUT"},
     {"--timeline-filename", true, Kind::setting, "LOCKSTEP_TIMELINE"},
+    {"--timeline-mark-cycles", false, Kind::setting, "LOCKSTEP_TIMELINE_MARK_STEPS"},
     {"--stall-check-warning-time-seconds", true, Kind::setting, "LOCKSTEP_STALL_WARNING"},
     {"--stall-check-shutdown-time-seconds", true, Kind::setting, "LOCKSTEP_STALL_LIMIT"},
+    {"--no-stall-check", false, Kind::setting, "LOCKSTEP_STALL_WARNING"},
     {"--log-level", true, Kind::setting, "LOCKSTEP_LOG"},
+    {"--network-interfaces,--network-interface", true, Kind::setting, "LOCKSTEP_INTERFACE"},
 
     // horovodrun: which library carries the tensors, and how they are put together.
     {"--gloo", false, Kind::no_effect},
@@ -31,7 +34,6 @@ constexpr ForeignOption kOptions[] = {
     {"--no-mpi-threads-disable", false, Kind::no_effect},
     {"--binding-args", true, Kind::no_effect},
     {"--thread-affinity", true, Kind::no_effect},
-    {"--network-interfaces", true, Kind::no_effect},
     {"--disable-cache", false, Kind::no_effect},
     {"--fusion-threshold-mb", true, Kind::no_effect},
     {"--cycle-time-ms", true, Kind::no_effect},
@@ -50,13 +52,11 @@ constexpr ForeignOption kOptions[] = {
     {"--autotune-steps-per-sample", true, Kind::no_effect},
     {"--autotune-bayes-opt-max-samples", true, Kind::no_effect},
     {"--autotune-gaussian-process-noise", true, Kind::no_effect},
-    {"--timeline-mark-cycles", false, Kind::no_effect},
     {"--no-timeline-mark-cycles", false, Kind::no_effect},
-    {"--no-stall-check", false, Kind::no_effect},
     {"--stall-check", false, Kind::no_effect},
     {"--log-with-timestamp", false, Kind::no_effect},
     {"--log-without-timestamp", false, Kind::no_effect},
-    {"--prefix-output-with-timestamp", false, Kind::no_effect},
+    {"--log-hide-timestamp", false, Kind::no_effect},
 
     // torchrun: how agents find each other, of which there are none, and what it does with output.
     {"--standalone", false, Kind::no_effect},
@@ -68,8 +68,10 @@ constexpr ForeignOption kOptions[] = {
     {"--start-method", true, Kind::no_effect},
     {"--local-addr", true, Kind::no_effect},
     {"--role", true, Kind::no_effect},
-    {"--tee", true, Kind::no_effect},
-    {"--redirects", true, Kind::no_effect},
+    {"-t,--tee", true, Kind::no_effect},
+    {"-r,--redirects", true, Kind::no_effect},
+    {"--local-ranks-filter", true, Kind::no_effect},
+    {"--no-python", false, Kind::no_effect},
 
     // What is not there.
     {"--min-np", true, Kind::refused, kNotElastic},
@@ -81,8 +83,10 @@ constexpr ForeignOption kOptions[] = {
     {"--reset-limit", true, Kind::refused, "write --max-restarts N, which restarts the whole job after a failure"},
     {"--elastic-timeout", true, Kind::refused, kNotElastic},
     {"--blacklist-cooldown-range", true, Kind::refused, kNotElastic},
-    {"--no-python", false, Kind::refused, "leave it out: PROGRAM is run as it is unless its name ends in .py"},
 };
+
+// A wait that nobody is to hear of: longer than any job.
+constexpr const char* kNever = "1000000000";
 
 bool is_zero(const std::string& text) { return !text.empty() && text.find_first_not_of("0.") == std::string::npos; }
 
@@ -101,6 +105,10 @@ std::span<const ForeignOption> foreign_options() { return kOptions; }
 std::optional<std::string> setting_value(const ForeignOption& option, const std::string& written) {
   const std::string_view target = option.target;
   if (target == "LOCKSTEP_LOG") return log_level(written);
+  if (target == "LOCKSTEP_TIMELINE_MARK_STEPS") return "1";
+  if (target == "LOCKSTEP_STALL_WARNING" && !option.takes_value) return kNever;
+  // Horovod takes several, of which ranks may use any; here it is one.
+  if (target == "LOCKSTEP_INTERFACE") return written.substr(0, written.find(','));
   // To Horovod 0 means never, which nothing here is; and DYNAMIC, that the program will start it.
   if (target == "LOCKSTEP_STALL_LIMIT" && is_zero(written)) return std::nullopt;
   if (target == "LOCKSTEP_TIMELINE" && written == "DYNAMIC") return std::nullopt;

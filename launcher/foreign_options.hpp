@@ -14,7 +14,7 @@ struct ForeignOption {
     refused,    ///< asks for what is not there: `target` says what to do instead
   };
 
-  const char* name;  ///< with dashes
+  const char* name;  ///< with dashes; several are separated by commas
   bool takes_value;
   Kind kind;
   const char* target = nullptr;

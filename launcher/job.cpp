@@ -1,6 +1,7 @@
 #include "job.hpp"
 
 #include <fmt/core.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -55,6 +56,8 @@ void refuse_too_little_memory(int ranks) {
 int run_job(const RunOptions& options, const Program& program) {
   if (options.hosts.empty()) refuse_too_little_memory(options.processes);
   const InheritedState inherited = take_over_limits(options.processes);
+  // Nobody is left who could take what the function returns.
+  if (!options.call_folder.empty()) checked(::prctl(PR_SET_PDEATHSIG, SIGTERM), "prctl");
   for (int restart = 0;; ++restart) {
     RunningJob job(options, program, inherited, restart);
     const int code = job.run();

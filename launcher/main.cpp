@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -11,14 +12,17 @@
 #include <vector>
 
 #include "agent.hpp"
+#include "completion.hpp"
 #include "doctor.hpp"
 #include "dry_run.hpp"
 #include "job.hpp"
 #include "lockstep/version.hpp"
+#include "manual.hpp"
 #include "program.hpp"
 #include "run_options.hpp"
 #include "self_check.hpp"
 #include "stack.hpp"
+#include "timeline.hpp"
 
 namespace {
 
@@ -49,6 +53,9 @@ int run(const Arguments& arguments) {
   return options.dry_run ? show(describe_job(options, program)) : run_job(options, program);
 }
 
+int show_manual(const Arguments& arguments);
+int show_completion(const Arguments& arguments);
+
 struct Command {
   const char* name;
   const char* summary;
@@ -58,13 +65,41 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "start a program as the ranks of one job", run},
     {"stack", "show where every rank of a running job is", run_stack},
+    {"timeline", "make one file of the timelines of several ranks", run_timeline},
     {"doctor", "look at what is installed and works, and how to mend what does not", run_doctor},
+    {"manual", "print the manual page: lockstep manual | man -l -", show_manual},
+    {"completion", "print the completion for bash: eval \"$(lockstep completion)\"", show_completion},
 };
+
+std::vector<CommandText> describe_commands() {
+  std::vector<CommandText> texts = {describe_run(), describe_stack(), describe_timeline(), describe_doctor()};
+  for (const Command& command : kCommands) {
+    const auto is_same = [&](const CommandText& text) { return text.name == command.name; };
+    if (std::any_of(texts.begin(), texts.end(), is_same)) continue;
+    const std::string what = command.summary;
+    texts.push_back({.name = command.name, .usage = fmt::format("lockstep {}", command.name), .description = what});
+  }
+  return texts;
+}
+
+void refuse_arguments(const char* command, const Arguments& arguments) {
+  if (!arguments.empty()) throw UsageError(fmt::format("lockstep {} takes no arguments", command));
+}
+
+int show_manual(const Arguments& arguments) {
+  refuse_arguments("manual", arguments);
+  return show(manual_page(describe_commands()));
+}
+
+int show_completion(const Arguments& arguments) {
+  refuse_arguments("completion", arguments);
+  return show(bash_completion(describe_commands()));
+}
 
 std::string overview() {
   std::string text = "Usage: lockstep COMMAND [ARGUMENTS...]\n\nCommands:\n";
-  for (const Command& command : kCommands) text += fmt::format("  {:<10} {}\n", command.name, command.summary);
-  return text + "\nOptions:\n  --help     this text; lockstep COMMAND --help tells more\n  --version  the version\n";
+  for (const Command& command : kCommands) text += fmt::format("  {:<11} {}\n", command.name, command.summary);
+  return text + "\nOptions:\n  --help      this text; lockstep COMMAND --help tells more\n  --version   the version\n";
 }
 
 int dispatch(const Arguments& arguments) {

@@ -56,6 +56,7 @@ bool Rank::take_end(RankState state, int code, int order) {
   outcome_.code = code;
   outcome_.order = order;
   outcome_.lost_ranks = tail_.lost_ranks();
+  outcome_.noticed_in = tail_.noticed_in();
   return true;
 }
 
@@ -83,9 +84,20 @@ bool Rank::read_once(UniqueFd& pipe, RankOutput& output) {
   return false;
 }
 
+/// What a failed rank has started goes while the others are being stopped, and not after them: the workers of a
+/// DataLoader take the kernel their time. Before the rank is collected, no other group can have its number.
+void Rank::end_helpers_of_failed() const {
+  siginfo_t end{};
+  if (::waitid(P_PID, static_cast<id_t>(child_.pid), &end, WEXITED | WNOHANG | WNOWAIT) != 0 || end.si_pid == 0) return;
+  const bool well = end.si_code == CLD_EXITED && end.si_status == 0;
+  if (!well && !outcome_.told_to_end) ::kill(-child_.pid, SIGKILL);
+}
+
 bool Rank::collect(int order) {
   int status = 0;
-  if (!is_local() || !is_alive() || ::waitpid(child_.pid, &status, WNOHANG) != child_.pid) return false;
+  if (!is_local() || !is_alive()) return false;
+  end_helpers_of_failed();
+  if (::waitpid(child_.pid, &status, WNOHANG) != child_.pid) return false;
   if (const auto reason = read_start_error(child_)) {
     outcome_.state = RankState::not_started;
     outcome_.code = *reason;
@@ -105,6 +117,7 @@ bool Rank::collect(int order) {
   for (int i = 0; i < kMostBuffersAfterEnd && read_output(); ++i) {
   }
   outcome_.lost_ranks = tail_.lost_ranks();
+  outcome_.noticed_in = tail_.noticed_in();
   return true;
 }
 

@@ -73,6 +73,7 @@ class Rank {
   int copy_error() const;
 
  private:
+  void end_helpers_of_failed() const;
   static bool read_once(UniqueFd& pipe, RankOutput& output);
 
   Child child_;

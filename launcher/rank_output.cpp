@@ -4,8 +4,23 @@
 
 #include <array>
 #include <cerrno>
+#include <ctime>
 
 namespace lockstep::launcher {
+
+namespace {
+
+/// Of this machine's clock: "2026-11-18 09:30:00.125 ".
+std::string time_now() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  std::tm local{};
+  ::localtime_r(&now.tv_sec, &local);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02}.{:03} ", local.tm_year + 1900, local.tm_mon + 1,
+                     local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec, now.tv_nsec / 1'000'000);
+}
+
+}  // namespace
 
 std::string rank_prefix(int rank, bool coloured) {
   // Cyan, yellow, green, magenta, blue and their bright forms; red is left to errors.
@@ -50,7 +65,7 @@ void RankOutput::show_line(std::string_view text) {
   if (events_ != nullptr) {
     events_->output(rank_, stream_, text);
   } else {
-    screen_.line(prefix_, text);
+    screen_.line(screen_.timestamps() ? time_now() + prefix_ : prefix_, text);
   }
 }
 

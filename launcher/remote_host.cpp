@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
@@ -21,7 +22,7 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kMostWords = 4096;
-constexpr int kAwaitEndOfSsh = 500;  // milliseconds
+constexpr std::chrono::milliseconds kAwaitEndOfSsh{500};
 
 std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
@@ -77,7 +78,7 @@ RemoteHost::RemoteHost(std::string name, int first_rank, int ranks, const SshOpt
   ssh_ = start_child({.program = program_for(name_, ssh),
                       .environment = environment,
                       .standard_input = theirs.get(),
-                      .secret_fd = -1,
+                      .descriptors = {},
                       .cpus = kNotBound,
                       .group = group,
                       .inherited = inherited});
@@ -152,9 +153,14 @@ void RemoteHost::hang_up() {
   ssh_.standard_output.reset();
 }
 
-std::string RemoteHost::why_lost() {
+void RemoteHost::await_end(std::chrono::steady_clock::time_point deadline) const {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
   pollfd process{ssh_.process.get(), POLLIN, 0};
-  ::poll(&process, 1, kAwaitEndOfSsh);
+  ::poll(&process, 1, static_cast<int>(std::max<long>(left, 0)));
+}
+
+std::string RemoteHost::why_lost() {
+  await_end(std::chrono::steady_clock::now() + kAwaitEndOfSsh);
   for (int i = 0; i < 16 && ssh_.standard_error; ++i) read_words();
   siginfo_t information{};
   const bool ended = ::waitid(P_PID, static_cast<id_t>(ssh_.pid), &information, WEXITED | WNOHANG | WNOWAIT) == 0 &&

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -45,6 +46,9 @@ class RemoteHost {
   void hang_up();
 
   bool is_connected() const { return static_cast<bool>(ssh_.standard_output); }
+
+  /// Waits until ssh has ended, which it does after what it runs there; but not beyond the deadline.
+  void await_end(std::chrono::steady_clock::time_point deadline) const;
 
   /// Why the connection has ended, in ssh's own words. Waits for ssh to end, but not longer than 500 ms.
   std::string why_lost();

@@ -129,10 +129,9 @@ std::string RemoteHosts::address_of_first() const {
   return "127.0.0.1";
 }
 
-void RemoteHosts::start(const std::string& secret, const std::string& master_address, int port) {
-  const Start start{.secret = secret,
-                    .master_address = master_address.empty() ? address_of_first() : master_address,
-                    .master_port = port != 0 ? port : static_cast<int>(answers_.front()->number)};
+void RemoteHosts::start(Start start) {
+  if (start.master_address.empty()) start.master_address = address_of_first();
+  if (start.master_port == 0) start.master_port = static_cast<int>(answers_.front()->number);
   for (const auto& host : hosts_) host->send({FrameKind::start, 0, 0, encode(start)});
 }
 
@@ -148,8 +147,8 @@ void RemoteHosts::signal(int rank, int number, bool alone) {
              static_cast<std::uint32_t>(number)});
 }
 
-void RemoteHosts::ask_where() {
-  for (const auto& host : hosts_) host->send({FrameKind::where});
+void RemoteHosts::ask_where(std::uint32_t question) {
+  for (const auto& host : hosts_) host->send({FrameKind::where, 0, question});
 }
 
 void RemoteHosts::say_alive(bool will_be_silent) {

@@ -31,8 +31,8 @@ class RemoteHosts {
   void prepare(Assignment assignment, std::chrono::milliseconds limit, int signals_fd,
                const std::function<bool()>& is_interrupted);
 
-  /// Where rank 0 can be reached by all, unless the user says so; after `prepare`. `port` 0: a free one of that host.
-  void start(const std::string& secret, const std::string& master_address, int port);
+  /// After `prepare`. Where no address is given, it is that at which all can reach rank 0; port 0: a free one there.
+  void start(Start start);
 
   std::size_t size() const { return hosts_.size(); }
   RemoteHost& operator[](std::size_t index) { return *hosts_[index]; }
@@ -40,7 +40,9 @@ class RemoteHosts {
 
   /// To a rank and what it has started, or to the rank alone.
   void signal(int rank, int number, bool alone = false);
-  void ask_where();
+
+  /// Each answers with the same number.
+  void ask_where(std::uint32_t question);
 
   /// The launcher is there; unless it `will_be_silent`, this is to be said again every kSignOfLife.
   void say_alive(bool will_be_silent);

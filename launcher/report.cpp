@@ -54,6 +54,16 @@ constexpr std::pair<int, const char*> kSignalNames[] = {
     {SIGPROF, "SIGPROF"}, {SIGVTALRM, "SIGVTALRM"}, {SIGPOLL, "SIGPOLL"}, {SIGPWR, "SIGPWR"},   {SIGSYS, "SIGSYS"},
 };
 
+/// The collective in which the others waited for it. What a rank itself was in shows in its own last lines, if it had
+/// any.
+std::string where_it_was_missed(const FailureReport& report) {
+  for (const RankOutcome& other : report.all) {
+    if (other.rank == report.cause.rank || other.lost_ranks.count(report.cause.rank) == 0) continue;
+    if (!other.noticed_in.empty()) return "; the others waited for it in " + other.noticed_in;
+  }
+  return {};
+}
+
 bool others_were_stopped(const FailureReport& report) {
   return std::any_of(report.all.begin(), report.all.end(),
                      [&](const RankOutcome& other) { return other.rank != report.cause.rank && other.told_to_end; });
@@ -131,7 +141,7 @@ std::vector<std::string> describe(const FailureReport& report) {
     lines.push_back(fmt::format("lockstep: last lines of rank {}'s stderr:", report.cause.rank));
     for (const std::string& line : report.last_words) lines.push_back("    " + line);
   }
-  lines.push_back(fmt::format("lockstep: root cause: {}{}", what_happened(report),
+  lines.push_back(fmt::format("lockstep: root cause: {}{}{}", what_happened(report), where_it_was_missed(report),
                               others_were_stopped(report) ? "; the other ranks were stopped because of it" : ""));
   lines.push_back("lockstep: next step: " + next_step(report));
   return lines;

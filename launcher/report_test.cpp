@@ -52,6 +52,13 @@ TEST(Report, a_kill_that_we_did_not_send_hints_at_memory) {
   EXPECT_TRUE(contains(text_of(report), "killed by SIGKILL (9): out of memory"));
 }
 
+TEST(Report, the_collective_in_which_it_was_missed_is_named) {
+  FailureReport report = failure(RankState::killed, SIGKILL);
+  report.all[0].lost_ranks = {1};
+  report.all[0].noticed_in = "all-reduce 'w'";
+  EXPECT_TRUE(contains(text_of(report), "killed by SIGKILL (9); the others waited for it in all-reduce 'w'\n"));
+}
+
 TEST(Report, ranks_that_were_stopped_because_of_it_are_mentioned) {
   FailureReport report = failure(RankState::exited, 3);
   EXPECT_FALSE(contains(text_of(report), "other ranks"));

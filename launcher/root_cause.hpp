@@ -25,10 +25,11 @@ struct RankOutcome {
   pid_t pid = 0;
   RankState state = RankState::running;
   int code = 0;
-  bool told_to_end = false;  ///< the launcher had signalled it before it ended: its end explains nothing
-  int order = 0;             ///< the how manieth of the ranks that ended it was
-  std::set<int> lost_ranks;  ///< the ranks whose loss it reported
-  std::string host = {};     ///< empty: this machine
+  bool told_to_end = false;     ///< the launcher had signalled it before it ended: its end explains nothing
+  int order = 0;                ///< the how manieth of the ranks that ended it was
+  std::set<int> lost_ranks;     ///< the ranks whose loss it reported
+  std::string noticed_in = {};  ///< the operation in which it noticed that
+  std::string host = {};        ///< empty: this machine
 };
 
 /// True when the rank ended in another way than with exit code 0, and not because the launcher wanted it.

@@ -13,6 +13,7 @@
 #include "config_file.hpp"
 #include "environment.hpp"
 #include "foreign_options.hpp"
+#include "lockstep/version.hpp"
 
 namespace lockstep::launcher {
 
@@ -44,13 +45,21 @@ Examples:
   lockstep run -np 2 ./my_program
   lockstep run -H alpha:2,beta:2 python train.py)";
 
+constexpr const char* kUsage = "lockstep run -np N [OPTIONS] PROGRAM [ARGUMENTS...]";
 constexpr int kMostProcesses = 4096;
 
-/// CLI11 knows one-letter flags only, so `-np` gets its long name; and torchrun's underscores become dashes.
+/// CLI11 knows one-letter flags only, so these get their long names.
+const std::map<std::string, std::string> kShort = {{"-np", "--num-proc"},
+                                                   {"-hostfile", "--hostfile"},
+                                                   {"-cb", "--check-build"},
+                                                   {"-prefix-timestamp", "--prefix-timestamp"}};
+
+const std::map<std::string, Binding> kBindings = {
+    {"auto", Binding::automatic}, {"none", Binding::none}, {"node", Binding::node}, {"core", Binding::core}};
+
+/// And torchrun's underscores become dashes.
 /// Tokens of the user's program are rewritten too, which is harmless: they are taken from the original list.
 std::string canonical(const std::string& argument) {
-  static const std::map<std::string, std::string> kShort = {
-      {"-np", "--num-proc"}, {"-hostfile", "--hostfile"}, {"-cb", "--check-build"}};
   const std::size_t name_end = std::min(argument.find('='), argument.size());
   const auto known = kShort.find(argument.substr(0, name_end));
   if (known != kShort.end()) return known->second + argument.substr(name_end);
@@ -61,13 +70,19 @@ std::string canonical(const std::string& argument) {
 }
 
 class RunFormatter : public CLI::Formatter {
-  std::string make_usage(const CLI::App*, std::string name) const override {
-    return "Usage: " + name + " -np N [OPTIONS] PROGRAM [ARGUMENTS...]\n";
-  }
+  std::string make_usage(const CLI::App*, std::string) const override { return fmt::format("Usage: {}\n", kUsage); }
 };
+
+/// What a hidden option is called; the parser does not tell.
+std::string long_name(const CLI::Option& option) { return "--" + option.get_lnames().front(); }
 
 int parse_processes(const std::string& text) {
   if (text == "auto" || text == "cpu") return usable_cores();  // torchrun's words
+  if (text == "gpu") {
+    throw UsageError(
+        "-np gpu: Lockstep runs on CPUs and does not count GPUs. Write the number of processes, or auto for one per "
+        "core");
+  }
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < 1 || value > kMostProcesses) {
@@ -85,6 +100,7 @@ class CommandLine {
   explicit CommandLine(const std::vector<std::string>& arguments);
 
   std::variant<RunOptions, HelpText> read();
+  CommandText describe() const;
 
  private:
   struct Foreign {
@@ -98,6 +114,7 @@ class CommandLine {
   void take_config_file();
   void take_familiar_options();
   void take_hosts();
+  void check_nodes(std::size_t hosts) const;
   void note_unused_host_options();
   void finish();
 
@@ -108,10 +125,12 @@ class CommandLine {
   std::string config_;
   std::string hosts_;
   std::string hostfile_;
-  std::string nodes_ = "1";
+  std::string nodes_;
   std::string node_rank_ = "0";
   double shutdown_seconds_ = 2.0;
   bool verbose_ = false;
+  bool no_preload_ = false;
+  bool show_version_ = false;
   std::vector<Foreign> foreign_;
 };
 
@@ -126,14 +145,14 @@ CommandLine::CommandLine(const std::vector<std::string>& arguments)
 }
 
 void CommandLine::add_own_options() {
-  static const std::map<std::string, Binding> kBindings = {
-      {"auto", Binding::automatic}, {"none", Binding::none}, {"node", Binding::node}, {"core", Binding::core}};
   app_.add_option("-n,--num-proc,--nproc-per-node", processes_, "Number of processes; also written -np")
       ->type_name("N");
   app_.add_flag("-m,--module", options_.module, "PROGRAM is a Python module: python3 -m PROGRAM");
   app_.add_option("--output,--log-dir,--output-filename", options_.output_directory,
                   "Also keep each rank's output, as it was written, in DIR/rank.R/stdout and DIR/rank.R/stderr")
       ->type_name("DIR");
+  app_.add_flag("--prefix-timestamp,--prefix-output-with-timestamp", options_.timestamps,
+                "Show before each line of a rank when it came");
   app_.add_flag("-q,--quiet", options_.quiet, "Show only the output of the ranks, and errors");
   app_.add_flag("--json", options_.json,
                 "For tools: standard output has one JSON object per line, for each line of output and each event");
@@ -147,6 +166,8 @@ void CommandLine::add_own_options() {
   app_.add_option("-x,--env", options_.environment, "A variable for the ranks; may be given several times")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
+  app_.add_flag("--no-preload", no_preload_,
+                "Put no library into LD_PRELOAD: gradients are then copied before ranks of a host reduce them");
   app_.add_option("--shutdown-timeout", shutdown_seconds_,
                   "Seconds a rank that was asked to stop has before it is killed (2)")
       ->type_name("SECONDS")
@@ -166,7 +187,9 @@ void CommandLine::add_own_options() {
 void CommandLine::add_familiar_options() {
   const char* hidden = "";
   app_.add_flag("--check-build", options_.check_build)->group(hidden);
+  app_.add_option("--call", options_.call_folder)->group(hidden);  // what lockstep.run of Python gives
   app_.add_flag("--verbose", verbose_)->group(hidden);
+  app_.add_flag("-v,--version", show_version_)->group(hidden);
   app_.add_option("--nnodes", nodes_)->group(hidden);
   app_.add_option("--node-rank", node_rank_)->group(hidden);
   app_.add_option("--master-addr", options_.master_address)->group(hidden);
@@ -187,12 +210,31 @@ std::variant<RunOptions, HelpText> CommandLine::read() {
   } catch (const CLI::ParseError& error) {
     throw UsageError(fmt::format("{}. See: lockstep run --help", error.what()));
   }
+  if (show_version_) return HelpText{fmt::format("lockstep {}\n", version())};
   if (options_.check_build) return options_;
   take_program();
   if (!config_.empty()) take_config_file();
   take_familiar_options();
   finish();
   return options_;
+}
+
+CommandText CommandLine::describe() const {
+  CommandText text{.name = "run",
+                   .usage = kUsage,
+                   .description = app_.get_description(),
+                   .options = option_texts(app_),
+                   .notes = kFooter,
+                   .takes_program = true};
+  for (OptionText& option : text.options) {
+    for (const auto& [word, name] : kShort) {
+      const auto at = std::find(option.names.begin(), option.names.end(), name);
+      if (at != option.names.end()) option.names.insert(at, word);
+    }
+    if (option.names.front() != "--bind") continue;
+    for (const auto& [word, binding] : kBindings) option.choices.push_back(word);
+  }
+  return text;
 }
 
 /// The parser leaves the program and all that follows it, but also flags that it does not know.
@@ -240,18 +282,22 @@ void CommandLine::take_familiar_options() {
         }
         break;
       case ForeignOption::Kind::no_effect:
-        options_.no_effect.emplace_back(meaning->name);
+        options_.no_effect.push_back(long_name(*option));
         break;
       case ForeignOption::Kind::refused:
-        throw UsageError(fmt::format("{}: {}", meaning->name, meaning->target));
+        throw UsageError(fmt::format("{}: {}", long_name(*option), meaning->target));
     }
   }
-  if ((nodes_ != "1" && nodes_ != "1:1") || node_rank_ != "0") {
-    throw UsageError(
-        fmt::format("--nnodes {} --node-rank {}: one launcher starts the ranks of all hosts. Leave these out, and name "
-                    "the hosts: -H a:2,b:2",
-                    nodes_, node_rank_));
-  }
+}
+
+/// torchrun's number of machines, which here follows from the hosts that are named.
+void CommandLine::check_nodes(std::size_t hosts) const {
+  const std::string count = std::to_string(hosts);
+  if (node_rank_ == "0" && (nodes_.empty() || nodes_ == count || nodes_ == fmt::format("{0}:{0}", count))) return;
+  throw UsageError(
+      fmt::format("--nnodes {} --node-rank {}: one launcher starts the ranks of all hosts, of which {} {} named. Leave "
+                  "these out, and name the hosts: -H a:2,b:2",
+                  nodes_.empty() ? "1" : nodes_, node_rank_, count, hosts == 1 ? "is" : "are"));
 }
 
 /// Hosts are filled in their order. When all of them are this machine, the job is one of one machine.
@@ -259,6 +305,7 @@ void CommandLine::take_hosts() {
   if (!hosts_.empty() && !hostfile_.empty()) throw UsageError("give the hosts by -H or by --hostfile, not both");
   std::vector<HostSlots> hosts = parse_host_list(hosts_);
   if (!hostfile_.empty()) hosts = read_hostfile(hostfile_);
+  check_nodes(std::max<std::size_t>(hosts.size(), 1));
   if (hosts.empty()) return;
   if (options_.processes == 0) options_.processes = total_slots(hosts);
   hosts = share_ranks(hosts, options_.processes);
@@ -291,6 +338,7 @@ void CommandLine::finish() {
   // mpirun's -x NAME passes on a variable, which ranks of this machine have anyway.
   std::erase_if(options_.environment,
                 [](const std::string& setting) { return setting.find('=') == std::string::npos; });
+  if (no_preload_) options_.environment.emplace_back("LOCKSTEP_PRELOAD=0");
   options_.shutdown_timeout = std::chrono::milliseconds(static_cast<long>(shutdown_seconds_ * 1000));
 }
 
@@ -298,6 +346,11 @@ void CommandLine::finish() {
 
 std::variant<RunOptions, HelpText> parse_run_options(const std::vector<std::string>& arguments) {
   return CommandLine(arguments).read();
+}
+
+CommandText describe_run() {
+  const std::vector<std::string> none;
+  return CommandLine(none).describe();
 }
 
 }  // namespace lockstep::launcher

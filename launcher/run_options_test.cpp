@@ -55,6 +55,22 @@ TEST(RunOptions, the_other_options) {
   EXPECT_TRUE(options.dry_run);
   EXPECT_EQ(options.output_directory, "logs");
   EXPECT_EQ(options.shutdown_timeout, std::chrono::milliseconds(500));
+  EXPECT_EQ(parsed({"--no-preload", "-np", "2", "x"}).environment, (Words{"LOCKSTEP_PRELOAD=0"}));
+}
+
+TEST(RunOptions, words_of_other_launchers) {
+  const RunOptions options =
+      parsed({"-np", "2", "-prefix-timestamp", "--network-interfaces", "eth0,eth1", "--timeline-mark-cycles",
+              "--no-stall-check", "-t", "3", "-r", "1", "--local-ranks-filter", "0", "--no-python", "x"});
+  EXPECT_TRUE(options.timestamps);
+  EXPECT_EQ(options.environment,
+            (Words{"LOCKSTEP_TIMELINE_MARK_STEPS=1", "LOCKSTEP_STALL_WARNING=1000000000", "LOCKSTEP_INTERFACE=eth0"}));
+  EXPECT_EQ(options.no_effect, (Words{"--tee", "--redirects", "--local-ranks-filter", "--no-python"}));
+  EXPECT_EQ(parsed({"--nnodes", "2", "-H", "a:2,b:2", "x"}).processes, 4);
+  EXPECT_EQ(parsed({"--nnodes=1:1", "--nproc-per-node=2", "x"}).processes, 2);
+  EXPECT_NE(complaint({"--nnodes", "3", "-H", "a:2,b:2", "x"}).find("of which 2 are named"), std::string::npos);
+  EXPECT_NE(complaint({"--nproc-per-node", "gpu", "x"}).find("Lockstep runs on CPUs"), std::string::npos);
+  EXPECT_TRUE(std::get<HelpText>(parse_run_options({"-v"})).text.starts_with("lockstep "));
 }
 
 TEST(RunOptions, mistakes_are_named) {

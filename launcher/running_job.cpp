@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "preload.hpp"
 #include "processes.hpp"
 #include "secret.hpp"
 #include "topology.hpp"
@@ -23,9 +24,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kRecheck{20};
-// When one rank says that it is stuck, others are about to.
-constexpr milliseconds kOthersStuckToo{300};
-constexpr std::chrono::seconds kSilence{5};  // between two such reports
 
 std::string bound_text(const std::vector<std::vector<int>>& cpus) {
   constexpr std::size_t kMost = 8;
@@ -50,7 +48,9 @@ RunningJob::RunningJob(const RunOptions& options, const Program& program, const 
       epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {
   // What a rank leaves behind when it ends becomes our child, and is ended with the job.
   checked(::prctl(PR_SET_CHILD_SUBREAPER, 1), "prctl");
+  if (!options.call_folder.empty()) call_.emplace(options.call_folder);
   if (options.json) events_.emplace(screens_.output());
+  screens_.show_timestamps(options.timestamps);
   watch(signals_.fd(), Source::signals);
 }
 
@@ -99,11 +99,19 @@ void RunningJob::start_ranks() {
     Rank& rank = *ranks_[index];
     const int number = rank.number();
     static const std::vector<int> kNotBound;
-    const auto environment = rank_environment(inherited, job, place_on_one_machine(number, options_.processes));
+    std::vector<std::string> environment =
+        rank_environment(inherited, job, place_on_one_machine(number, options_.processes));
+    std::vector<int> descriptors = {secret_.get()};
+    UniqueFd result;
+    if (call_) {
+      result = call_->make_result(number);
+      descriptors.insert(descriptors.end(), {call_->call_fd(), result.get()});
+      environment = with_settings(std::move(environment), call_settings(call_->call_fd(), result.get()));
+    }
     rank.start({.program = program_,
                 .environment = environment,
                 .standard_input = number == 0 ? first_input : null.get(),
-                .secret_fd = secret_.get(),
+                .descriptors = descriptors,
                 .cpus = cpus_.empty() ? kNotBound : cpus_[index],
                 .group = guardian_.group_of(number),
                 .inherited = inherited_});
@@ -138,6 +146,7 @@ JobEnvironment RunningJob::make_environment() const {
           .threads_per_rank = threads_per_rank(options_.processes),
           .restart = restart_,
           .max_restarts = options_.max_restarts,
+          .preload = find_preload(program_.path),
           .columns = terminal ? std::max(20, terminal_width(STDERR_FILENO) - 5) : 0};
 }
 
@@ -160,6 +169,7 @@ int RunningJob::wait_time() const {
   if (phase_ == Phase::judging) until = std::max(judging_since_ + kJudging, Clock::now() + kRecheck);
   if (speak_at_) until = until ? std::min(*until, *speak_at_) : *speak_at_;
   if (hosts_) until = until ? std::min(*until, next_sign_of_life_) : next_sign_of_life_;
+  for (const Inquiry& inquiry : inquiries_) until = std::min(until.value_or(inquiry.deadline()), inquiry.deadline());
   if (!until) return -1;
   return static_cast<int>(std::max<long>(std::chrono::ceil<milliseconds>(*until - Clock::now()).count(), 0));
 }
@@ -191,6 +201,9 @@ void RunningJob::wait_for_events() {
         break;
       case Source::host_words:
         (*hosts_)[index].read_words();
+        break;
+      case Source::door:
+        let_visitor_in();
         break;
     }
   }
@@ -238,41 +251,6 @@ void RunningJob::read_error(Rank& rank) {
   const std::size_t stalls = rank.tail().stalls();
   rank.read_error();
   if (rank.tail().stalls() != stalls) hear_of_being_stuck();
-}
-
-void RunningJob::hear_of_being_stuck() {
-  if (!speak_at_) speak_at_ = std::max(Clock::now() + kOthersStuckToo, silent_until_);
-}
-
-std::vector<RankProcess> RunningJob::living_ranks() const {
-  std::vector<RankProcess> processes;
-  for (const auto& rank : ranks_) {
-    if (rank->is_alive()) processes.push_back({rank->number(), rank->pid()});
-  }
-  return processes;
-}
-
-/// This and the next take up to half a second, in which nothing else is done.
-void RunningJob::show_whereabouts() {
-  if (hosts_) {
-    hosts_->ask_where();
-    return;
-  }
-  for (const std::string& line : describe(find_whereabouts(living_ranks()))) complain(line);
-}
-
-void RunningJob::speak_of_being_stuck() {
-  speak_at_.reset();
-  if (hosts_) {
-    hosts_->ask_where();
-    silent_until_ = Clock::now() + kSilence;
-    return;
-  }
-  const std::vector<Whereabouts> found = find_whereabouts(living_ranks());
-  if (waiting_sentence(found).empty()) return;  // it has gone on meanwhile
-  for (const std::string& line : describe_missing(found)) complain(line);
-  write_screens();  // nothing else may happen for a long time
-  silent_until_ = Clock::now() + kSilence;
 }
 
 void RunningJob::collect(Rank& rank) {

@@ -1,6 +1,6 @@
 // A job from its start to its end: one event loop over the ranks' streams, their processes, and the launcher's signals.
 // Its start and its events are in running_job.cpp, its end in running_job_end.cpp; what is different when its ranks are
-// on several hosts, in running_job_hosts.cpp.
+// on several hosts, in running_job_hosts.cpp; and how it tells where its ranks are, in running_job_where.cpp.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,9 @@
 #include "child.hpp"
 #include "environment.hpp"
 #include "events.hpp"
+#include "function_call.hpp"
 #include "guardian.hpp"
+#include "inquiry.hpp"
 #include "out_of_memory.hpp"
 #include "program.hpp"
 #include "rank.hpp"
@@ -25,6 +27,7 @@
 #include "run_options.hpp"
 #include "screens.hpp"
 #include "signals.hpp"
+#include "stack_door.hpp"
 #include "unique_fd.hpp"
 #include "whereabouts.hpp"
 
@@ -54,7 +57,7 @@ class RunningJob {
   };
 
   /// What an event of the loop is about.
-  enum class Source : std::uint32_t { signals, screen, process, output, error, host, host_words };
+  enum class Source : std::uint32_t { signals, screen, process, output, error, host, host_words, door };
 
   /// One step on the way to the end: the signal that is sent, and how long it may take effect.
   struct StopStep {
@@ -99,12 +102,18 @@ class RunningJob {
   void note_end(const Rank& rank);
   void pause();
   void write_screens();
+  void note(const std::string& text);
+  void complain(const std::string& text);
+
+  // Where the ranks are (running_job_where.cpp).
   std::vector<RankProcess> living_ranks() const;
   void show_whereabouts();
   void hear_of_being_stuck();
   void speak_of_being_stuck();
-  void note(const std::string& text);
-  void complain(const std::string& text);
+  void let_visitor_in();
+  void ask_hosts(Inquiry::Asker asker, UniqueFd visitor = UniqueFd());
+  void take_found(const RemoteHost& host, const Frame& frame);
+  void answer_inquiries();
 
   // The end.
   void advance();
@@ -135,7 +144,8 @@ class RunningJob {
   const UniqueFd epoll_;
   Screens screens_;
   std::optional<EventLog> events_;
-  bool reading_ = true;  // false while the screens are full
+  std::optional<CallFolder> call_;  // the ranks call a function
+  bool reading_ = true;             // false while the screens are full
   std::optional<RemoteHosts> hosts_;
   bool all_started_ = false;
   std::vector<std::pair<std::size_t, Frame>> early_frames_;  // of hosts that were quicker than others
@@ -143,6 +153,10 @@ class RunningJob {
   std::size_t finished_hosts_ = 0;
   std::map<int, MemoryEvidence> memory_elsewhere_;  // of ranks on other hosts that were killed
   std::string lost_host_;                           // why the first host that was lost is gone
+
+  std::optional<StackDoor> door_;  // with other hosts; ranks of this machine are seen from outside
+  std::vector<Inquiry> inquiries_;
+  std::uint32_t last_inquiry_ = 0;
 
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::size_t alive_ = 0;

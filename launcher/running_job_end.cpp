@@ -37,6 +37,7 @@ constexpr milliseconds kKillPatience{5000};
 void RunningJob::advance() {
   if (speak_at_ && Clock::now() >= *speak_at_ && phase_ == Phase::running) speak_of_being_stuck();
   if (phase_ != Phase::running) speak_at_.reset();
+  answer_inquiries();
   if (phase_ == Phase::judging && is_verdict_ready()) {
     stop_because_of_failure();
   } else if (step_deadline_ && Clock::now() >= *step_deadline_) {
@@ -165,6 +166,7 @@ void RunningJob::report() {
                                 .program = program_.path,
                                 .lost_host = lost_host_};
     if (events_) events_->failed(failure);
+    if (call_) call_->name_cause(cause_->rank, what_happened(failure) + "; " + next_step(failure));
     for (const std::string& line : describe(failure)) screens_.error().line({}, line);
   } else if (interrupted_by_ != 0) {
     note(fmt::format("stopped by {}; all ranks have ended", signal_name(interrupted_by_)));
@@ -190,6 +192,8 @@ bool RunningJob::is_to_be_restarted() const {
 
 int RunningJob::exit_code() {
   if (cause_ && cause_->state == RankState::lost) return 69;
+  // With this a rank says that it has met another version.
+  if (cause_ && cause_->state == RankState::exited && cause_->code == 76) return 76;
   if (cause_) return cause_->state == RankState::not_started ? 2 : 1;
   if (interrupted_by_ != 0) return 128 + interrupted_by_;
   if (output_closed_) return 128 + SIGPIPE;

@@ -22,6 +22,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kReachHosts{9500};
 // How long the agents have to end what the ranks have left behind, which takes them 2.5 s at most.
 constexpr milliseconds kFinishHosts{5000};
+constexpr milliseconds kLastBreath{500};
 
 milliseconds time_to_reach(const std::vector<std::string>& environment) {
   const char* text = find_variable(environment, "LOCKSTEP_START_TIMEOUT");
@@ -56,6 +57,7 @@ void RunningJob::start_on_hosts() {
     const Placement place = place_on_hosts(options_.hosts, number);
     ranks_.back()->follow(options_.hosts[static_cast<std::size_t>(place.cross_rank)].name);
     if (!options_.output_directory.empty()) ranks_.back()->keep_copies(copies_folder(number));
+    if (call_) call_->make_result(number);
   }
   if (restart_ == 0) note_no_effect();
   hosts_.emplace(options_.hosts, options_.ssh, inherited_, guardian_);
@@ -66,13 +68,18 @@ void RunningJob::start_on_hosts() {
   for (std::size_t i = 0; i < hosts_->size(); ++i) {
     if ((*hosts_)[i].words_fd() >= 0) watch((*hosts_)[i].words_fd(), Source::host_words, i);
   }
-  hosts_->start(read_secret(secret_), options_.master_address, options_.master_port);
+  hosts_->start({.secret = read_secret(secret_),
+                 .master_address = options_.master_address,
+                 .master_port = options_.master_port,
+                 .call = call_ ? call_->read_call() : ""});
   const auto is_known = [](const auto& rank) { return rank->pid() > 0 || !rank->is_alive(); };
   while (!std::all_of(ranks_.begin(), ranks_.end(), is_known) && !abandoned_) {
     wait_for_events();
     advance();
   }
   all_started_ = true;
+  door_.emplace(job_id_);
+  watch(door_->fd(), Source::door);
   if (events_) events_->started(job_id_, restart_, outcomes());
   for (const auto& [index, frame] : std::exchange(early_frames_, {})) take_frame((*hosts_)[index], frame);
   write_screens();  // nothing else may happen for a long time
@@ -136,6 +143,9 @@ void RunningJob::take_frame(RemoteHost& host, const Frame& frame) {
       if (rank.tail().stalls() != stalls) hear_of_being_stuck();
       break;
     }
+    case FrameKind::result:
+      if (call_) call_->append_result(rank.number(), frame.payload);
+      break;
     case FrameKind::stopped:
     case FrameKind::continued:
       rank.set_stopped(frame.kind == FrameKind::stopped);
@@ -146,8 +156,8 @@ void RunningJob::take_frame(RemoteHost& host, const Frame& frame) {
       if (rank.take_end(end.state, end.code, ended_)) note_end(rank);
       break;
     }
-    case FrameKind::words:
-      complain(fmt::format("{}: {}", host.name(), frame.payload));
+    case FrameKind::found:
+      take_found(host, frame);
       break;
     case FrameKind::done:
       ++finished_hosts_;
@@ -192,6 +202,10 @@ void RunningJob::finish_hosts(bool all_well) {
     }
     (*hosts_)[i].hang_up();
   }
+  if (finished_hosts_ < hosts_->size()) return;
+  // Agents that have said that all has ended there still have to end themselves, and so have their connections.
+  const auto last_breath = std::min(deadline, Clock::now() + kLastBreath);
+  for (std::size_t i = 0; i < hosts_->size(); ++i) (*hosts_)[i].await_end(last_breath);
 }
 
 }  // namespace lockstep::launcher

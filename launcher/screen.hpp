@@ -34,6 +34,10 @@ class Screen {
   bool coloured() const { return coloured_; }
   int fd() const { return fd_; }
 
+  /// Whether lines of ranks carry the time at which they came.
+  bool timestamps() const { return timestamps_; }
+  void show_timestamps(bool shown) { timestamps_ = shown; }
+
   void line(std::string_view prefix, std::string_view text);
 
   /// Replaces the live line. An empty text removes it, if `owner` drew it. Does nothing on a plain screen.
@@ -52,6 +56,7 @@ class Screen {
   int fd_;
   ScreenKind kind_;
   bool coloured_;
+  bool timestamps_ = false;
   bool waits_;  // the target can be full: a pipe, a terminal or a socket, not a file
   std::string buffer_;
   std::size_t written_ = 0;

@@ -110,6 +110,17 @@ TEST_F(ScreenTest, the_rank_is_coloured_and_the_text_is_not) {
   EXPECT_EQ(shown(), "\x1b[33m[1]\x1b[0m text\n");
 }
 
+TEST_F(ScreenTest, lines_carry_the_time_on_request) {
+  Screen screen(write_.get(), ScreenKind::plain, false);
+  screen.show_timestamps(true);
+  RankOutput output(1, "stdout", screen, nullptr, nullptr);
+  output.feed("text\n");
+  screen.write_some();
+  const std::string line = shown();
+  EXPECT_EQ(line.substr(line.find('[')), "[1] text\n");
+  EXPECT_EQ(line.find('['), std::string("2026-11-18 09:30:00.125 ").size()) << line;
+}
+
 TEST(Fit, counts_characters_not_bytes) {
   EXPECT_EQ(fit("abc", 2), "ab");
   EXPECT_EQ(fit("abc", 3), "abc");

@@ -27,6 +27,12 @@ Screens::Screens() : error_(make_screen(STDERR_FILENO)) {
   if (!same_target(STDOUT_FILENO, STDERR_FILENO)) own_output_ = std::make_unique<Screen>(make_screen(STDOUT_FILENO));
 }
 
+void Screens::show_timestamps(bool shown) {
+  for (Screen* screen : all()) {
+    if (screen != nullptr) screen->show_timestamps(shown);
+  }
+}
+
 void Screens::write_some(int epoll, std::uint64_t key) {
   for (std::size_t i = 0; i < all().size(); ++i) {
     Screen* screen = all()[i];

@@ -17,6 +17,7 @@ class Screens {
 
   Screen& output() { return own_output_ ? *own_output_ : error_; }
   Screen& error() { return error_; }
+  void show_timestamps(bool shown);
 
   /// Writes what the targets take now. What they do not take is waited for in `epoll`, with `key` as the event's data.
   void write_some(int epoll, std::uint64_t key);

@@ -27,6 +27,15 @@ bool announces_chained_traceback(std::string_view line) {
          starts_with(line, "The above exception was the direct cause of the following exception:");
 }
 
+/// "... Noticed by rank 0 while waiting in barrier 'epoch'. ..."
+std::string operation_of(std::string_view loss) {
+  static constexpr std::string_view kWaiting = " while waiting in ";
+  const std::size_t at = loss.find(kWaiting);
+  if (at == std::string_view::npos) return {};
+  const std::string_view rest = loss.substr(at + kWaiting.size());
+  return std::string(rest.substr(0, rest.find(". ")));
+}
+
 bool is_stall_warning(std::string_view line) {
   return starts_with(line, "lockstep warning: ") && line.find(" has waited ") != std::string_view::npos;
 }
@@ -70,6 +79,7 @@ void StderrTail::note_lost_rank(std::string_view line) {
     const std::string_view after(number.ptr, static_cast<std::size_t>(end - number.ptr));
     const bool lost = at >= kLost.size() && line.substr(at - kLost.size(), kLost.size()) == kLost;
     if (lost || starts_with(after, " aborted the job")) lost_ranks_.insert(rank);
+    if (lost && noticed_in_.empty()) noticed_in_ = operation_of(after);
   }
 }
 

@@ -23,6 +23,9 @@ class StderrTail {
   /// else.
   const std::set<int>& lost_ranks() const { return lost_ranks_; }
 
+  /// The operation in which the loss was noticed: "all-reduce 'fc1.weight'". Empty when that was not said.
+  const std::string& noticed_in() const { return noticed_in_; }
+
   /// How often the engine has said that an operation waits for other ranks.
   std::size_t stalls() const { return stalls_; }
 
@@ -38,6 +41,7 @@ class StderrTail {
   std::size_t lines_after_ = 0;   // lines since then
   std::string last_sentence_;     // the last line that was not empty: tells whether a traceback continues another
   std::set<int> lost_ranks_;
+  std::string noticed_in_;
   std::size_t stalls_ = 0;
 };
 

@@ -88,6 +88,15 @@ TEST(StderrTail, notes_the_ranks_reported_as_lost) {
   EXPECT_EQ(tail.lost_ranks(), (std::set<int>{3, 12}));
 }
 
+TEST(StderrTail, notes_where_a_loss_was_noticed) {
+  StderrTail tail;
+  tail.add(
+      "PeerLostError: lost rank 3 (pid 17): the process died. Noticed by rank 0 while waiting in all-reduce 'a.b'. "
+      "Look.");
+  tail.add("PeerLostError: lost rank 4 (pid 18): the process died. Noticed by rank 0 while waiting in barrier. Look.");
+  EXPECT_EQ(tail.noticed_in(), "all-reduce 'a.b'");
+}
+
 TEST(StderrTail, a_rank_that_ended_the_job_counts_as_lost) {
   StderrTail tail;
   tail.add("lockstep.errors.AbortedError: rank 3 aborted the job: rank 3 ended with ValueError: boom");

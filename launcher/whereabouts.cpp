@@ -148,6 +148,12 @@ std::string state_text(char state) {
   }
 }
 
+/// "2", and where in a job of several hosts.
+std::string number_of(const Whereabouts& where) {
+  return where.host.empty() ? fmt::format("{}", where.process.rank)
+                            : fmt::format("{} on {}", where.process.rank, where.host);
+}
+
 /// The innermost call of the thread that Python calls the current one.
 std::string innermost(const Whereabouts& where) {
   for (const std::string& line : where.stack) {
@@ -181,8 +187,8 @@ std::vector<std::string> describe(const std::vector<Whereabouts>& ranks) {
                                       ? fmt::format(", in {} for {:.1f} s", *where.waiting_in, where.waiting_seconds)
                                   : where.last.empty() ? ""
                                                        : ", in no operation; the last was " + where.last;
-    lines.push_back(fmt::format("rank {} (pid {}): {}{}", where.process.rank, where.process.pid,
-                                state_text(where.state), operation));
+    lines.push_back(
+        fmt::format("rank {} (pid {}): {}{}", number_of(where), where.process.pid, state_text(where.state), operation));
     for (const std::string& line : where.stack) lines.push_back("    " + line);
   }
   if (const std::string sentence = waiting_sentence(ranks); !sentence.empty()) lines.push_back(sentence);
@@ -213,7 +219,7 @@ std::string waiting_sentence(const std::vector<Whereabouts>& ranks) {
   for (const Whereabouts& where : ranks) {
     if (where.waiting_in) continue;
     const std::string at = innermost(where);
-    missing += fmt::format("{}{}, {}{}", missing.empty() ? "; missing: " : "; ", where.process.rank,
+    missing += fmt::format("{}{}, {}{}", missing.empty() ? "; missing: " : "; ", number_of(where),
                            state_text(where.state), at.empty() ? "" : ", at " + at);
   }
   return text + missing;

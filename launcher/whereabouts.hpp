@@ -20,7 +20,8 @@ struct Whereabouts {
   std::vector<std::string> stack;         ///< of Python, innermost call first; empty: it does not answer
   std::optional<std::string> waiting_in;  ///< "all-reduce `fc1.weight`": the oldest operation that has not ended
   double waiting_seconds = 0;
-  std::string last;  ///< without such: its last operation and how long ago it was submitted; empty: none is known
+  std::string last;       ///< without such: its last operation and how long ago it was submitted; empty: none is known
+  std::string host = {};  ///< empty: this machine
 };
 
 /// Asks all of them at once, and takes at most half a second. A Python rank that has called `init` answers by its

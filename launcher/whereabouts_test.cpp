@@ -35,6 +35,14 @@ TEST(Whereabouts, who_waits_and_who_is_missing) {
             "waiting: 0 in all-reduce `fc1.weight`; missing: 1, state S (sleeping), at File \"a.py\", line 3 in f");
 }
 
+TEST(Whereabouts, hosts_are_named) {
+  Whereabouts elsewhere = missing(2, 'T');
+  elsewhere.host = "beta";
+  EXPECT_EQ(waiting_sentence({waiting(0, "barrier"), elsewhere}),
+            "waiting: 0 in barrier; missing: 2 on beta, state T (stopped)");
+  EXPECT_EQ(describe({elsewhere})[0].rfind("rank 2 on beta (pid 102): state T (stopped)", 0), 0U);
+}
+
 TEST(Whereabouts, ranks_that_wait_for_different_things) {
   EXPECT_EQ(waiting_sentence({waiting(0, "barrier"), waiting(1, "all-reduce `x`")}),
             "waiting: 1 in all-reduce `x`, 0 in barrier");

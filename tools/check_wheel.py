@@ -32,6 +32,8 @@ def problems_of_binary(file: pathlib.Path, newest):
     for library in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
         if library not in beside and not SYSTEM.fullmatch(library):
             yield f"is linked to {library}"
+    if file.name == "liblockstep_preload.so" and "libstdc++" in dynamic:
+        yield "is to be C alone, for it is loaded into every program that a rank starts"
     needs = readelf("--version-info", file).partition("Version needs section")[2]
     for family, version in sorted(set(re.findall(r"Name: ([A-Z]+)_([0-9.]+)", needs))):
         if family in newest and tuple(map(int, version.split("."))) > newest[family]:
@@ -47,8 +49,11 @@ def problems(wheel: pathlib.Path):
         zipfile.ZipFile(wheel).extractall(folder)
         files = [file for file in pathlib.Path(folder).rglob("*") if file.is_file()]
         binaries = [file for file in files if file.read_bytes()[:4] == b"\x7fELF"]
-        for name in {"liblockstep.so", "lockstep"} - {file.name for file in binaries}:
+        for name in {"liblockstep.so", "liblockstep_preload.so", "lockstep"} - {file.name for file in binaries}:
             yield f"{wheel.name}: does not hold {name}"
+        for name in ("man/man1/lockstep.1", "bash-completion/completions/lockstep"):
+            if not any(str(file).endswith(f".data/data/share/{name}") for file in files):
+                yield f"{wheel.name}: does not hold share/{name}"
         for file in binaries:
             for problem in problems_of_binary(file, NEWEST.get(tag[1], {})):
                 yield f"{file.relative_to(folder)}: {problem}"

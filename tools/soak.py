@@ -32,12 +32,21 @@ SUITES = {
         "tools/build tsan && tools/unit_tests tsan --repeat until-fail:20",
     ),
     "matrix": (
-        "every operation, element type and way of calling at 1 to 8 ranks on both transports",
-        "LOCKSTEP_TEST_FULL=1 build/release/tests/lockstep_tests --gtest_filter='*Matrix*'",
+        "every operation, element type and way of calling at 1 to 8 ranks on all transports; all suites of the engine "
+        "between connected ranks, on one host and on two",
+        "LOCKSTEP_TEST_FULL=1 build/release/tests/lockstep_tests --gtest_filter='*Matrix*:OverTcp/*'",
+    ),
+    "large": (
+        "tensors of more than 4 GiB between two processes, in the heap and in their own memory",
+        "LOCKSTEP_TEST_FULL=1 build/release/tests/lockstep_process_tests --gtest_filter='*OverFourGiB*'",
     ),
     "deaths": (
         "kill and stop any rank, in a large operation and between two, with forked children, with 8 GB; 20 times",
         "LOCKSTEP_TEST_FULL=1 tools/unit_tests release -L fault --repeat until-fail:20",
+    ),
+    "torn": (
+        "1,000 ranks killed at random moments of updates of shared weights",
+        "LOCKSTEP_TEST_KILLS=1000 build/release/tests/lockstep_fault_tests --gtest_filter='TornUpdate.IsWhole*'",
     ),
     "simulation": (
         "a million schedules of the control plane",
@@ -57,12 +66,18 @@ SUITES = {
         "for i in $(seq 20); do echo round $i; tools/python_tests -m 'fault and not soak' || exit; done",
     ),
     "launcher": (
-        "the launcher: kill, exception, stop of rank 0, 1 and the last, out of memory, 100,000 lines; 20 times",
-        ". tools/env.sh; for i in $(seq 20); do echo round $i; python -m pytest -q tests/launcher || exit; done",
+        "the launcher: kill, exception, stop of rank 0, 1 and the last, also on hosts and with a DataLoader's workers, "
+        "killed launchers, out of memory, 100,000 lines; 20 times",
+        ". tools/env.sh; export LOCKSTEP_TEST_FULL=1; for i in $(seq 20); do echo round $i; "
+        "python -m pytest -q tests/launcher -m '(fault or lines) and not soak' || exit; done",
+    ),
+    "hosts": (
+        "two hosts and their network: partitions of 30 s, 20 blips, resets, 5 % loss; same bits for every placement",
+        "tools/python_tests -m soak -rP -k 'test_host_faults or test_same_bits or test_run_hosts'",
     ),
     "long": (
         "the Python tests marked as long: crowded, limited, stopped, suspended, debugged and idle jobs",
-        "tools/python_tests -m soak -k 'not test_wheel' -rP",
+        "tools/python_tests -m soak -rP -k 'not (test_wheel or test_host_faults or test_same_bits or test_run_hosts)'",
     ),
     "wheel": (
         "the wheel for glibc 2.28 and newer: built with zig, checked, and installed into an empty environment",

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/block.hpp"
 #include "lockstep/epilogue.hpp"
 #include "lockstep/export.hpp"
 #include "lockstep/group.hpp"
@@ -18,6 +19,10 @@
 #include "lockstep/work.hpp"
 
 namespace lockstep {
+
+namespace engine {
+struct Request;
+}  // namespace engine
 
 /// Makes one file of the timelines that several ranks wrote. Throws Error(system) when one cannot be read or written.
 LOCKSTEP_API void merge_timelines(const std::vector<std::string>& paths, const std::string& merged);
@@ -51,6 +56,46 @@ struct ReduceOptions {
 struct TensorPair {
   TensorView input;
   TensorView output;
+};
+
+/// Several operations, of whatever kinds, that an engine runs as one unit of work: see Engine::run. Each call adds what
+/// the method of Engine with that name would submit, and is checked when it is run. Names must differ within a batch.
+/// Not for several threads at once.
+class LOCKSTEP_API Batch {
+ public:
+  Batch();
+  ~Batch();
+  Batch(Batch&&) noexcept;
+  Batch& operator=(Batch&&) noexcept;
+
+  /// Results are numbered in the order in which operations were added.
+  std::size_t size() const noexcept;
+
+  void all_reduce(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
+  void reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options = {});
+  void reduce_scatter(const TensorView& input, const TensorView& output = {}, const ReduceOptions& options = {});
+  void broadcast(const TensorView& tensor, int root, const Group& group = {});
+  void all_gather(const TensorView& input, const TensorView& output = {}, const Group& group = {});
+  void gather(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+  void scatter(const TensorView& input, int root, const TensorView& output = {}, const Group& group = {});
+  void all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits = {}, const TensorView& output = {},
+                  const Group& group = {});
+  void send(const TensorView& tensor, int receiver, int tag = 0);
+  void receive(const TensorView& tensor, int sender, int tag = 0);
+  void barrier(const std::string& name = {}, const Group& group = {});
+
+ private:
+  friend class Engine;
+  void add(engine::Request request);
+
+  std::unique_ptr<std::vector<engine::Request>> requests_;
+};
+
+/// One number of what an engine has done since it started (docs/timeline.md).
+struct Counter {
+  std::string name;  ///< such as "operations_done"; times end in "_ns"
+  std::string kind;  ///< of operation, such as "all-reduce"; empty: of the whole engine
+  std::uint64_t value = 0;
 };
 
 /// What all survivors of a failed world know alike.
@@ -108,6 +153,10 @@ class LOCKSTEP_API Engine {
   void all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
   Work all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
 
+  /// Likewise, of any kinds. The batch can be run again; its memory must stay as long as it is under way.
+  std::vector<Result> run(const Batch& batch);
+  Work run_async(const Batch& batch);
+
   /// As all_reduce, but only `root` gets the result; the others need no output.
   void reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options = {});
   Work reduce_async(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options = {});
@@ -155,8 +204,13 @@ class LOCKSTEP_API Engine {
   int join(const Group& group = {});
   Work join_async(const Group& group = {});
 
-  /// Called by each of its members, in the same order among groups of the same ranks. Does not wait for them.
+  /// Called by each of its members, in the same order among groups of the same ranks. Does not wait for them. A group
+  /// is removed by letting go of it; its ranks may make another one.
   Group make_group(const std::vector<int>& ranks);
+
+  /// The group at that place of Options::groups. Throws Error(invalid_argument) when there is none, and on a rank that
+  /// does not belong to it. An engine of survivors has none: its ranks have other numbers.
+  Group group(std::size_t index) const;
 
   /// Brackets one training step; every rank brackets its steps alike, and joins the world only outside. Inside, the
   /// n-th use of a name in the step meets the n-th use in the same step on the other ranks. `end_step` says that this
@@ -196,22 +250,48 @@ class LOCKSTEP_API Engine {
   std::unique_ptr<Engine> continue_with_survivors();
 
   /// Writes a timeline of this rank's operations (docs/timeline.md), from now until `stop_timeline` or the engine's
-  /// end: "trace.json" becomes "trace.RANK.json". Throws Error(system) when the file cannot be made.
-  void start_timeline(const std::string& path, bool mark_steps = false);
+  /// end: "trace.json" becomes "trace.RANK.json", unless `exact_path`, which is for one of the ranks only. Throws
+  /// Error(system) when the file cannot be made.
+  void start_timeline(const std::string& path, bool mark_steps = false, bool exact_path = false);
   void stop_timeline();
 
   /// The last operations of this rank, newest last, as text for people.
   std::string flight_record() const;
+
+  /// By kind of operation, in the order in which kinds were first used, then those of the whole engine. Each value is
+  /// right, but not all are of the same moment.
+  std::vector<Counter> counters() const;
 
   /// Memory that all ranks of this host can read and write: tensors that live here are reduced where they are.
   /// 128-byte aligned. Returns nullptr when the heap is full or absent. Free it before the engine goes.
   void* allocate(std::size_t bytes);
   void deallocate(void* block);
 
+  /// Whether all of it lies in this rank's part of that memory.
+  bool holds(const void* data, std::size_t bytes) const;
+
+  /// Lets allocations of this process be born there: blocks of exactly these sizes, about two for each entry, which
+  /// posix_memalign, aligned_alloc and memalign hand out from now on, as long as there is room; all else stays as it
+  /// is. They are freed as usual, also after the engine. `meant`: null, or a function that says whether an allocation
+  /// of the calling thread is meant, by returning 0 or more; it is called inside of the allocation. Needs the library
+  /// that `lockstep run` preloads. False: nothing is served; LOCKSTEP_LOG=info tells why.
+  bool serve_allocations(const std::vector<std::size_t>& sizes, int (*meant)() = nullptr);
+
+  /// Whether the ranks of this world can address each other's heaps.
+  bool shares_memory() const noexcept;
+
+  /// Memory of this rank's heap that lasts as long as somebody holds it, also beyond the engine. `users`: how many
+  /// ranks will hold it, this one among them; each of the others opens it, once. Not valid when the heap is full.
+  /// Throws Error(unavailable) where ranks share no memory.
+  Block make_block(std::size_t bytes, std::uint32_t users = 1);
+  /// REQUIRES: rank `owner` has made a block at `place`, this rank is one of its users, and has not opened it yet.
+  Block open_block(int owner, std::uint64_t place);
+
  private:
   explicit Engine(std::shared_ptr<engine::Core> core);
 
   std::shared_ptr<engine::Core> core_;
+  std::vector<Group> groups_;  // as in the options; the world where this rank does not belong to one
 };
 
 }  // namespace lockstep

@@ -21,6 +21,7 @@ enum class ErrorCode : int {
   unavailable = 6,       ///< the peers could not be reached at start
   system = 7,            ///< the operating system refused something
   internal = 8,          ///< a defect in Lockstep
+  incompatible = 9,      ///< ranks have different versions of Lockstep; raised at start, on all of them
 };
 
 class LOCKSTEP_API Error : public std::runtime_error {

@@ -1,7 +1,8 @@
 /* The C interface of Lockstep: what Python, and every language with a foreign function interface, uses.
  *
  * Rules: every function returns LS_OK or an ls_status and lets no exception through; ls_last_error() then holds the
- * message, per thread. Structs begin with their size, so that fields can be appended: set it with sizeof.
+ * message, per thread. Structs begin with their size, so that fields can be appended: set it with sizeof. Those that
+ * have none say so, and stay as they are for ever.
  * Handles are freed by the function that names them; a null handle is refused, not followed.
  */
 #ifndef LOCKSTEP_LOCKSTEP_H
@@ -25,7 +26,8 @@ typedef enum ls_status {
   LS_ABORTED = 5,
   LS_UNAVAILABLE = 6,
   LS_SYSTEM = 7,
-  LS_INTERNAL = 8
+  LS_INTERNAL = 8,
+  LS_INCOMPATIBLE = 9
 } ls_status;
 
 /* Numbers of lockstep::DType and lockstep::ReduceOp. */
@@ -42,6 +44,8 @@ typedef enum ls_reduce_op {
 typedef struct ls_engine ls_engine;
 typedef struct ls_work ls_work;
 typedef struct ls_group ls_group;
+typedef struct ls_block ls_block;
+typedef struct ls_shared_weights ls_shared_weights;
 
 /* A tensor of the caller's. strides may be null (row-major, contiguous); name may be null (matched by order). */
 typedef struct ls_tensor {
@@ -83,10 +87,79 @@ typedef struct ls_reduce_options {
   void* epilogue_user;  /* handed to it; must live until the operation has ended */
 } ls_reduce_options;
 
-/* A subtree of the reduction's tree: leaves [first, first + count). */
+/* Numbers of lockstep::OptimizerKind. */
+typedef enum ls_optimizer_kind {
+  LS_SGD = 0,
+  LS_ADAM = 1,
+  LS_ADAMW = 2,
+  LS_ADAGRAD = 3,
+  LS_RMSPROP = 4,
+  LS_LION = 5
+} ls_optimizer_kind;
+
+/* Which optimizer, and how. See lockstep/optimizer.hpp; fields left out by a smaller struct_size have the defaults told
+ * there. */
+typedef struct ls_optimizer_options {
+  size_t struct_size;
+  int32_t kind, maximize, nesterov, amsgrad, centered;
+  double learning_rate, weight_decay, momentum, dampening, beta1, beta2, epsilon, learning_rate_decay, smoothing;
+} ls_optimizer_options;
+
+/* The weights of one tensor, and this rank's part of its state, which begins at element `first`. */
+typedef struct ls_optimized_tensor {
+  size_t struct_size;
+  void* weights;
+  int32_t dtype; /* LS_F16, LS_BF16, LS_F32 or LS_F64; state is LS_F32, or LS_F64 with the last */
+  size_t first;
+  void* state[3];
+  float* master;                       /* null, or a copy of 16-bit weights that is updated in their place */
+  const ls_optimizer_options* options; /* null: those of the step */
+  int64_t step;                        /* 0: that of the step */
+} ls_optimized_tensor;
+
+/* One step of an optimizer, with one tensor for each of the operation. Steps are counted from 1. */
+typedef struct ls_optimizer_step {
+  size_t struct_size;
+  const ls_optimizer_options* options;
+  int64_t step;
+  const ls_optimized_tensor* tensors;
+  size_t tensor_count;
+} ls_optimizer_step;
+
+/* A subtree of the reduction's tree: leaves [first, first + count). Without a size, and fixed for ever: the library
+ * fills arrays of them, and a range of leaves is no more than this. */
 typedef struct ls_leaf_block {
   int64_t first, count;
 } ls_leaf_block;
+
+/* Which operation an ls_operation is. */
+typedef enum ls_operation_kind {
+  LS_ALL_REDUCE = 0,
+  LS_REDUCE = 1,
+  LS_REDUCE_SCATTER = 2,
+  LS_BROADCAST = 3,
+  LS_ALL_GATHER = 4,
+  LS_GATHER = 5,
+  LS_SCATTER = 6,
+  LS_ALL_TO_ALL = 7,
+  LS_SEND = 8,
+  LS_RECEIVE = 9,
+  LS_BARRIER = 10
+} ls_operation_kind;
+
+/* One of several operations that are submitted together, with the arguments that the function of that name takes. */
+typedef struct ls_operation {
+  size_t struct_size;
+  int32_t kind;                     /* an ls_operation_kind */
+  int32_t root;                     /* of a send: the receiver; of a receive: the sender */
+  int32_t tag;                      /* send and receive */
+  const ls_tensor* input;           /* of a barrier: null, or one that has its name */
+  const ls_tensor* output;          /* null where it may be; of a broadcast, send and receive not looked at */
+  const ls_reduce_options* options; /* reductions, which take their group from here; may be null */
+  const ls_group* group;            /* the others; null: the world */
+  const int64_t* splits;            /* all-to-all; null: equal parts */
+  size_t split_count;
+} ls_operation;
 
 /* What an operation gave. The memory belongs to the work handle and lives as long as it. */
 typedef struct ls_result {
@@ -111,6 +184,14 @@ typedef struct ls_agreement {
   uint64_t steps; /* that every survivor has completed */
 } ls_agreement;
 
+/* One number of what an engine has done. The strings stay valid until the thread's next call of ls_counters. */
+typedef struct ls_counter {
+  size_t struct_size;
+  const char* name; /* such as "operations_done"; times end in "_ns" */
+  const char* kind; /* of operation, such as "all-reduce"; empty: of the whole engine */
+  uint64_t value;
+} ls_counter;
+
 #define LS_EPOCH_AUTOMATIC UINT32_MAX
 
 typedef struct ls_options {
@@ -128,8 +209,17 @@ typedef struct ls_options {
   const char* interface;        /* null or empty: the one that is needed */
   const char* meeting;          /* null or empty: none */
   int32_t encrypt_data;
+  /* Groups that exist from the start, the same on all ranks: group i has the next group_sizes[i] of group_ranks. */
+  const int32_t* group_ranks;
+  const size_t* group_sizes;
+  size_t group_count;
+  int32_t timeline_mark_steps;
 } ls_options;
 
+/* Which layout and meaning the functions and structs of this header have. Functions and fields that are added do not
+ * change it; whoever loads the library at run time compares ls_abi_version() with the number he knows. */
+#define LS_ABI_VERSION 1
+LS_API int ls_abi_version(void);
 LS_API const char* ls_version(void);
 /* The message of this thread's last failure; valid until its next call. Never null. */
 LS_API const char* ls_last_error(void);
@@ -193,8 +283,16 @@ LS_API int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_
                          const ls_tensor* output, const ls_group* group, ls_work** work);
 LS_API int ls_join(ls_engine* engine, const ls_group* group, ls_work** work);
 
+/* Several operations, of whatever kinds, as one unit of work: when one of them is refused, none is submitted.
+ * ls_work_result takes their place in the array as index. With work == NULL it blocks, and every result must have an
+ * output. The array and what it points to, except the tensors' memory, may go when this returns. */
+LS_API int ls_submit_together(ls_engine* engine, const ls_operation* operations, size_t count, ls_work** work);
+
 /* Called by each member. The handle may be freed while operations of the group are under way. */
 LS_API int ls_group_make(ls_engine* engine, const int32_t* ranks, size_t count, ls_group** group);
+/* The group at that place of the options, on a rank that belongs to it. To be freed like one that was made. */
+LS_API int ls_group_at_start(ls_engine* engine, size_t index, ls_group** group);
+/* Removes the group, as far as this rank is concerned; its ranks may make another one. */
 LS_API void ls_group_free(ls_group* group);
 
 /* *done is 1 once the operation has ended, well or not. */
@@ -206,6 +304,9 @@ LS_API int ls_work_wait(ls_work* work, int64_t timeout_ms);
 LS_API int ls_work_wait_slice(ls_work* work, int64_t slice_ms);
 /* Waits, and fills in the result of operation `index` of the handle. */
 LS_API int ls_work_result(ls_work* work, size_t index, ls_result* result);
+/* How operation `index` of the handle has ended: LS_OK, or its failure, with the message in ls_last_error(). Does not
+ * wait: LS_TIMEOUT while any operation of the handle is under way. */
+LS_API int ls_work_error(ls_work* work, size_t index);
 LS_API void ls_work_free(ls_work* work);
 
 /* Every rank brackets its steps alike. What this rank has not submitted when it ends a step goes on without it, as
@@ -217,7 +318,8 @@ LS_API int ls_end_step(ls_engine* engine, uint64_t* steps);
 LS_API int ls_begin_exclusive_step(ls_engine* engine);
 /* In place and without a handle: ls_end_step waits for it and says whether it failed. */
 LS_API int ls_all_reduce_in_step(ls_engine* engine, const ls_tensor* tensor, const ls_reduce_options* options);
-/* The tensor `like`, but with its values at `data`. */
+/* The tensor `like`, but with its values at `data`. Without a size, and fixed for ever: two words for each of many
+   tensors, of which `like` has all that could be added. */
 typedef struct ls_placed_tensor {
   const ls_tensor* like;
   void* data;
@@ -235,17 +337,88 @@ LS_API int ls_agree(ls_engine* engine, ls_agreement* agreement);
  * The old one stays, and is to be stopped with ls_engine_stop afterwards. */
 LS_API int ls_engine_continue(ls_engine* engine, ls_engine** next);
 
-/* "trace.json" becomes "trace.RANK.json". See docs/timeline.md. */
-LS_API int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps);
+/* "trace.json" becomes "trace.RANK.json". See docs/timeline.md. Flags, which may be added up: */
+#define LS_TIMELINE_MARK_STEPS 1 /* shows across all tracks where steps begin, and operations outside of steps */
+#define LS_TIMELINE_EXACT_PATH 2 /* the path as given, without the rank: for one of the ranks only */
+LS_API int ls_timeline_start(ls_engine* engine, const char* path, int flags);
 LS_API int ls_timeline_stop(ls_engine* engine);
 /* Makes one file of the timelines of several ranks. */
 LS_API int ls_timeline_merge(const char* const* paths, size_t count, const char* merged);
 /* The last operations of this rank as text; valid until the thread's next call of it. Null on failure. */
 LS_API const char* ls_flight_record(ls_engine* engine);
 
+/* How much the engine has done since it started. At most `capacity` counters are filled in, in an array whose elements
+ * have their struct_size set and which may be null; *count is how many there are. See docs/timeline.md. */
+LS_API int ls_counters(ls_engine* engine, ls_counter* counters, size_t capacity, size_t* count);
+
 /* Memory shared by the ranks of this host; null when there is none left. */
 LS_API void* ls_allocate(ls_engine* engine, size_t bytes);
 LS_API int ls_deallocate(ls_engine* engine, void* block);
+/* *inside is 1 when all of it lies in this rank's part of that memory. */
+LS_API int ls_heap_holds(ls_engine* engine, const void* data, size_t bytes, int* inside);
+/* Blocks of exactly these sizes that the process allocates are born there from now on: see Engine::serve_allocations.
+ * meant: null, or which allocations are. *served is 1 when it is so. */
+LS_API int ls_serve_allocations(ls_engine* engine, const size_t* sizes, size_t count, int (*meant)(void), int* served);
+
+/* 1 where the ranks of this world can address each other's heaps. */
+LS_API int ls_engine_shares_memory(const ls_engine* engine);
+/* Memory of this rank's heap that lasts until it is freed, also beyond the engine; see Engine::make_block. `users`: how
+ * many ranks will hold it, this one among them; each of the others opens it once. *block is null when the heap is full.
+ */
+LS_API int ls_block_make(ls_engine* engine, size_t bytes, uint32_t users, ls_block** block);
+LS_API int ls_block_open(ls_engine* engine, int32_t owner, uint64_t place, ls_block** block);
+LS_API void* ls_block_data(const ls_block* block);
+LS_API uint64_t ls_block_place(const ls_block* block);
+LS_API void ls_block_free(ls_block* block);
+
+/* How many numbers each element has as state, and what PyTorch calls them. */
+LS_API int ls_optimizer_state_count(const ls_optimizer_options* options, size_t* count);
+LS_API int ls_optimizer_state_name(const ls_optimizer_options* options, size_t index, const char** name);
+/* Updates elements [offset, offset + count): `values` holds the gradient, and then the new weights. */
+LS_API int ls_optimizer_update(const ls_optimizer_options* options, int64_t step, const ls_optimized_tensor* tensor,
+                               size_t offset, size_t count, void* values);
+/* An ls_epilogue whose user is an ls_optimizer_step: with gradients as inputs and weights as outputs, a reduction that
+ * updates. */
+LS_API const char* ls_optimizer_epilogue(void* user, const ls_reduced_slice* slice);
+
+/* One copy of weights and optimizer state for all ranks of a host. See lockstep/shared_weights.hpp. Every function but
+ * the first three below ls_shared_weights_make is called by all ranks together. */
+typedef struct ls_shared_tensor {
+  size_t struct_size;
+  const char* name;
+  int32_t dtype; /* LS_F16, LS_BF16, LS_F32 or LS_F64 */
+  size_t elements;
+  size_t group; /* which of the optimizers */
+} ls_shared_tensor;
+
+/* Values to put in; null, and -1 for steps: as it is. */
+typedef struct ls_shared_values {
+  size_t struct_size;
+  const void* weights;
+  const void* state[3];
+  int64_t steps;
+} ls_shared_values;
+
+/* Arrays of structs have the size of their first one's struct_size. The engine must live as long as it is used here. */
+LS_API int ls_shared_weights_make(ls_engine* engine, const ls_shared_tensor* tensors, size_t count,
+                                  const ls_optimizer_options* optimizers, size_t optimizer_count,
+                                  ls_shared_weights** weights);
+/* Where a tensor lies: weights and state read-only, and the place of this rank's gradient. */
+LS_API int ls_shared_weights_place(ls_shared_weights* weights, size_t tensor, const void** values, const void* state[3],
+                                   void** gradient);
+LS_API int ls_shared_weights_steps(ls_shared_weights* weights, size_t tensor, int64_t* steps);
+LS_API int ls_shared_weights_hash(ls_shared_weights* weights, uint64_t* hash);
+/* Takes the values of rank 0. */
+LS_API int ls_shared_weights_load(ls_shared_weights* weights, const ls_shared_values* values, size_t count);
+/* Of `options` op, prescale and postscale count. gradients: one per tensor, null where this rank has none. */
+LS_API int ls_shared_weights_update(ls_shared_weights* weights, const ls_optimizer_options* optimizers,
+                                    size_t optimizer_count, const ls_reduce_options* options,
+                                    const void* const* gradients, size_t count);
+/* After a failure, by all survivors, with what ls_engine_continue gave. */
+LS_API int ls_shared_weights_recover(ls_shared_weights* weights, ls_engine* next, uint64_t* updates,
+                                     int* load_was_torn);
+/* Unmaps everything. Not collective; the engine may be gone already. */
+LS_API void ls_shared_weights_free(ls_shared_weights* weights);
 
 #ifdef __cplusplus
 }

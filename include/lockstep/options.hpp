@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/export.hpp"
 
@@ -47,6 +48,9 @@ struct LOCKSTEP_API Options {
   /// none.
   std::string timeline = {};
 
+  /// The timeline also shows, across all tracks, where steps begin, and operations outside of steps.
+  bool timeline_mark_steps = false;
+
   /// Where each rank leaves the record of its last operations, for people, when the world ends in failure. Empty:
   /// nowhere.
   std::string flight_directory = {};
@@ -64,6 +68,10 @@ struct LOCKSTEP_API Options {
 
   /// Over TCP: data is encrypted too, not only what controls it.
   bool encrypt_data = false;
+
+  /// Groups that exist from the start, the same list on all ranks: see Engine::group. Each is the ranks that belong to
+  /// it.
+  std::vector<std::vector<int>> groups = {};
 
   /// Reads what `lockstep run`, mpirun, srun or torchrun has set (docs/running.md). Without any of it: a world of one.
   /// Talks to nobody: under the others, `secret` stays empty here, and `Engine` gets it.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -57,7 +59,16 @@ class LOCKSTEP_API Work {
   /// together.
   Result result(std::size_t index = 0) const;
 
+  /// How many operations it stands for.
+  std::size_t size() const noexcept { return (first_ ? 1 : 0) + others_.size(); }
+
+  /// The Error that `wait` would throw, without throwing it: of the first operation that has failed, or of operation
+  /// `index`. Null when none has, and before the end. Never blocks.
+  std::exception_ptr exception() const;
+  std::exception_ptr exception(std::size_t index) const;
+
  private:
+  const std::shared_ptr<engine::Operation>& at(std::size_t index) const;
   bool wait_until(std::chrono::milliseconds limit, bool in_slices) const;
 
   std::shared_ptr<engine::Operation> first_;  // by itself: most handles stand for one operation

@@ -1,4 +1,5 @@
-// The C interface: translates structs, catches everything, keeps the message per thread.
+// The C interface of the engine: translates structs and calls. That of the optimizers is in c_optimizer.cpp,
+// that of shared weights in c_shared_weights.cpp.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -8,14 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "c_api/guarded.hpp"
+#include "c_api/handles.hpp"
 #include "lockstep/lockstep.h"
 #include "lockstep/lockstep.hpp"
-
-struct ls_engine {
-  explicit ls_engine(std::unique_ptr<lockstep::Engine> made) : owned(std::move(made)), engine(*owned) {}
-  std::unique_ptr<lockstep::Engine> owned;
-  lockstep::Engine& engine;
-};
 
 struct ls_work {
   lockstep::Work work;
@@ -26,51 +23,17 @@ struct ls_group {
   lockstep::Group group;
 };
 
+struct ls_block {
+  lockstep::Block block;
+};
+
 namespace {
 
 using lockstep::Error;
 using lockstep::ErrorCode;
-
-thread_local std::string last_error;
-
-int failed(ErrorCode code, const char* message) {
-  last_error = message;
-  return static_cast<int>(code);
-}
-
-template <class Body>
-int guarded(Body&& body) {
-  try {
-    body();
-    return LS_OK;
-  } catch (const Error& error) {
-    return failed(error.code(), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ErrorCode::system, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(ErrorCode::internal, error.what());
-  } catch (...) {
-    return failed(ErrorCode::internal, "an exception of unknown type");
-  }
-}
-
-template <class Handle>
-Handle& required(Handle* handle, const char* what) {
-  if (handle == nullptr) throw Error(ErrorCode::invalid_argument, std::string(what) + " is null");
-  return *handle;
-}
-
-// Takes as much of a caller's struct as both sides know; fields that an older caller does not have keep their default.
-template <class Struct>
-Struct take(const Struct* given, const Struct& defaults, const char* what) {
-  const std::size_t size = required(given, what).struct_size;
-  if (size < sizeof(std::size_t) || size > 4096) {
-    throw Error(ErrorCode::invalid_argument, std::string(what) + ": struct_size is not set. Set it with sizeof.");
-  }
-  Struct taken = defaults;
-  std::memcpy(&taken, given, std::min(size, sizeof(Struct)));
-  return taken;
-}
+using lockstep::c_api::guarded;
+using lockstep::c_api::required;
+using lockstep::c_api::take;
 
 void describe(const ls_tensor* given, lockstep::TensorView& view) {
   const ls_tensor tensor = take(given, ls_tensor{}, "tensor");
@@ -112,7 +75,11 @@ ls_options defaults() {
           .transport = nullptr,
           .interface = nullptr,
           .meeting = nullptr,
-          .encrypt_data = 0};
+          .encrypt_data = 0,
+          .group_ranks = nullptr,
+          .group_sizes = nullptr,
+          .group_count = 0,
+          .timeline_mark_steps = 0};
 }
 
 lockstep::Options options_of(const ls_options* given) {
@@ -135,6 +102,14 @@ lockstep::Options options_of(const ls_options* given) {
   if (taken.interface != nullptr) options.interface = taken.interface;
   if (taken.meeting != nullptr) options.meeting = taken.meeting;
   options.encrypt_data = taken.encrypt_data != 0;
+  const int32_t* next = taken.group_ranks;
+  for (size_t i = 0; i < taken.group_count; ++i) {
+    const size_t ranks = (&required(taken.group_sizes, "group_sizes"))[i];
+    if (ranks > 0) required(next, "group_ranks");
+    options.groups.emplace_back(next, next + ranks);
+    next += ranks;
+  }
+  options.timeline_mark_steps = taken.timeline_mark_steps != 0;
   return options;
 }
 
@@ -144,6 +119,10 @@ lockstep::Group group_of(const ls_group* group) { return group != nullptr ? grou
 
 lockstep::TensorView optional_view(const ls_tensor* tensor) {
   return tensor != nullptr ? view_of(tensor) : lockstep::TensorView();
+}
+
+std::vector<std::int64_t> splits_of(const int64_t* splits, size_t count) {
+  return splits != nullptr ? std::vector<std::int64_t>(splits, splits + count) : std::vector<std::int64_t>();
 }
 
 lockstep::Epilogue epilogue_of(const ls_reduce_options& options) {
@@ -187,12 +166,45 @@ lockstep::ReduceOptions reduce_options_of(const ls_reduce_options* given) {
   return options;
 }
 
+void add_to(lockstep::Batch& batch, const ls_operation* given) {
+  const ls_operation taken = take(given, ls_operation{}, "operation");
+  const auto output = optional_view(taken.output);
+  const auto group = group_of(taken.group);
+  switch (taken.kind) {
+    case LS_ALL_REDUCE:
+      return batch.all_reduce(view_of(taken.input), output, reduce_options_of(taken.options));
+    case LS_REDUCE:
+      return batch.reduce(view_of(taken.input), output, taken.root, reduce_options_of(taken.options));
+    case LS_REDUCE_SCATTER:
+      return batch.reduce_scatter(view_of(taken.input), output, reduce_options_of(taken.options));
+    case LS_BROADCAST:
+      return batch.broadcast(view_of(taken.input), taken.root, group);
+    case LS_ALL_GATHER:
+      return batch.all_gather(view_of(taken.input), output, group);
+    case LS_GATHER:
+      return batch.gather(view_of(taken.input), taken.root, output, group);
+    case LS_SCATTER:
+      return batch.scatter(view_of(taken.input), taken.root, output, group);
+    case LS_ALL_TO_ALL:
+      return batch.all_to_all(view_of(taken.input), splits_of(taken.splits, taken.split_count), output, group);
+    case LS_SEND:
+      return batch.send(view_of(taken.input), taken.root, taken.tag);
+    case LS_RECEIVE:
+      return batch.receive(view_of(taken.input), taken.root, taken.tag);
+    case LS_BARRIER:
+      return batch.barrier(optional_view(taken.input).name, group);
+    default:
+      throw Error(ErrorCode::invalid_argument, "there is no operation of kind " + std::to_string(taken.kind));
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
+int ls_abi_version(void) { return LS_ABI_VERSION; }
 const char* ls_version(void) { return lockstep::version(); }
-const char* ls_last_error(void) { return last_error.c_str(); }
+const char* ls_last_error(void) { return lockstep::c_api::last_error().c_str(); }
 
 int ls_options_from_environment(ls_options* target) {
   return guarded([&] {
@@ -217,6 +229,7 @@ int ls_options_from_environment(ls_options* target) {
     filled.interface = kept.interface.c_str();
     filled.meeting = kept.meeting.c_str();
     filled.encrypt_data = kept.encrypt_data ? 1 : 0;
+    filled.timeline_mark_steps = kept.timeline_mark_steps ? 1 : 0;
     std::memcpy(target, &filled, std::min(size, sizeof filled));
     target->struct_size = size;
   });
@@ -386,9 +399,8 @@ int ls_all_to_all(ls_engine* engine, const ls_tensor* input, const int64_t* spli
                   const ls_tensor* output, const ls_group* group, ls_work** work) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
-    std::vector<std::int64_t> rows;
-    if (splits != nullptr) rows.assign(splits, splits + split_count);
-    hand_over(work, target.all_to_all_async(view_of(input), rows, optional_view(output), group_of(group)));
+    hand_over(work, target.all_to_all_async(view_of(input), splits_of(splits, split_count), optional_view(output),
+                                            group_of(group)));
   });
 }
 
@@ -396,11 +408,32 @@ int ls_join(ls_engine* engine, const ls_group* group, ls_work** work) {
   return guarded([&] { hand_over(work, required(engine, "engine").engine.join_async(group_of(group))); });
 }
 
+int ls_submit_together(ls_engine* engine, const ls_operation* operations, size_t count, ls_work** work) {
+  return guarded([&] {
+    lockstep::Engine& target = required(engine, "engine").engine;
+    lockstep::Batch batch;
+    // Their size is that of the caller's header.
+    const size_t size = count > 0 ? required(operations, "operations").struct_size : 0;
+    const auto* first = reinterpret_cast<const std::byte*>(operations);
+    for (size_t i = 0; i < count; ++i) add_to(batch, reinterpret_cast<const ls_operation*>(first + i * size));
+    auto submitted = target.run_async(batch);
+    if (work == nullptr) return submitted.wait();
+    hand_over(work, std::move(submitted));
+  });
+}
+
 int ls_group_make(ls_engine* engine, const int32_t* ranks, size_t count, ls_group** group) {
   return guarded([&] {
     required(group, "group") = nullptr;
     if (count > 0) required(ranks, "ranks");
     *group = new ls_group{required(engine, "engine").engine.make_group(std::vector<int>(ranks, ranks + count))};
+  });
+}
+
+int ls_group_at_start(ls_engine* engine, size_t index, ls_group** group) {
+  return guarded([&] {
+    required(group, "group") = nullptr;
+    *group = new ls_group{required(engine, "engine").engine.group(index)};
   });
 }
 
@@ -445,6 +478,14 @@ int ls_work_result(ls_work* work, size_t index, ls_result* result) {
     filled.last_joined = handle.result.last_joined;
     std::memcpy(result, &filled, std::min(size, sizeof filled));
     result->struct_size = size;
+  });
+}
+
+int ls_work_error(ls_work* work, size_t index) {
+  return guarded([&] {
+    const lockstep::Work& target = required(work, "work").work;
+    if (!target.poll()) throw Error(ErrorCode::timeout, "the operation is still under way");
+    if (const auto exception = target.exception(index)) std::rethrow_exception(exception);
   });
 }
 
@@ -514,10 +555,11 @@ int ls_engine_continue(ls_engine* engine, ls_engine** next) {
   });
 }
 
-int ls_timeline_start(ls_engine* engine, const char* path, int mark_steps) {
+int ls_timeline_start(ls_engine* engine, const char* path, int flags) {
   return guarded([&] {
     lockstep::Engine& target = required(engine, "engine").engine;
-    target.start_timeline(&required(path, "path"), mark_steps != 0);
+    target.start_timeline(&required(path, "path"), (flags & LS_TIMELINE_MARK_STEPS) != 0,
+                          (flags & LS_TIMELINE_EXACT_PATH) != 0);
   });
 }
 
@@ -539,6 +581,22 @@ const char* ls_flight_record(ls_engine* engine) {
   return status == LS_OK ? kept.c_str() : nullptr;
 }
 
+int ls_counters(ls_engine* engine, ls_counter* counters, size_t capacity, size_t* count) {
+  return guarded([&] {
+    thread_local std::vector<lockstep::Counter> kept;
+    kept = required(engine, "engine").engine.counters();
+    required(count, "count") = kept.size();
+    if (counters == nullptr || capacity == 0) return;
+    const size_t size = take(counters, ls_counter{}, "counters").struct_size;
+    auto* next = reinterpret_cast<std::byte*>(counters);
+    for (size_t i = 0; i < std::min(capacity, kept.size()); ++i, next += size) {
+      const ls_counter filled{
+          .struct_size = size, .name = kept[i].name.c_str(), .kind = kept[i].kind.c_str(), .value = kept[i].value};
+      std::memcpy(next, &filled, std::min(size, sizeof filled));
+    }
+  });
+}
+
 void* ls_allocate(ls_engine* engine, size_t bytes) {
   void* block = nullptr;
   guarded([&] { block = required(engine, "engine").engine.allocate(bytes); });
@@ -548,5 +606,40 @@ void* ls_allocate(ls_engine* engine, size_t bytes) {
 int ls_deallocate(ls_engine* engine, void* block) {
   return guarded([&] { required(engine, "engine").engine.deallocate(block); });
 }
+
+int ls_heap_holds(ls_engine* engine, const void* data, size_t bytes, int* inside) {
+  return guarded([&] { required(inside, "inside") = required(engine, "engine").engine.holds(data, bytes) ? 1 : 0; });
+}
+
+int ls_serve_allocations(ls_engine* engine, const size_t* sizes, size_t count, int (*meant)(void), int* served) {
+  return guarded([&] {
+    if (count > 0) required(sizes, "sizes");
+    const std::vector<std::size_t> wanted(sizes, sizes + count);
+    required(served, "served") = required(engine, "engine").engine.serve_allocations(wanted, meant) ? 1 : 0;
+  });
+}
+
+int ls_engine_shares_memory(const ls_engine* engine) {
+  return engine != nullptr && engine->engine.shares_memory() ? 1 : 0;
+}
+
+int ls_block_make(ls_engine* engine, size_t bytes, uint32_t users, ls_block** block) {
+  return guarded([&] {
+    required(block, "block") = nullptr;
+    lockstep::Block made = required(engine, "engine").engine.make_block(bytes, users);
+    if (made.valid()) *block = new ls_block{std::move(made)};
+  });
+}
+
+int ls_block_open(ls_engine* engine, int32_t owner, uint64_t place, ls_block** block) {
+  return guarded([&] {
+    required(block, "block") = nullptr;
+    *block = new ls_block{required(engine, "engine").engine.open_block(owner, place)};
+  });
+}
+
+void* ls_block_data(const ls_block* block) { return block != nullptr ? block->block.data() : nullptr; }
+uint64_t ls_block_place(const ls_block* block) { return block != nullptr ? block->block.place() : 0; }
+void ls_block_free(ls_block* block) { delete block; }
 
 }  // extern "C"

@@ -1,40 +1,13 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "lockstep/lockstep.h"
+#include "c_api/c_engines_test.hpp"
 #include "lockstep/version.hpp"
 
 namespace {
-
-ls_options world_of(int size, int rank, uint32_t epoch) {
-  static const std::string secret(32, 'c');
-  ls_options options{};
-  options.struct_size = sizeof options;
-  EXPECT_EQ(ls_options_from_environment(&options), LS_OK);
-  options.size = options.local_size = size;
-  options.rank = options.local_rank = rank;
-  options.job = "c-api-test";
-  options.secret = secret.data();
-  options.secret_bytes = secret.size();
-  options.epoch = epoch;
-  options.heap_bytes = 1 << 20;
-  return options;
-}
-
-ls_tensor tensor_of(float* data, const int64_t* shape, const char* name) {
-  ls_tensor tensor{};
-  tensor.struct_size = sizeof tensor;
-  tensor.data = data;
-  tensor.dtype = LS_F32;
-  tensor.ndim = 1;
-  tensor.shape = shape;
-  tensor.name = name;
-  return tensor;
-}
 
 TEST(CApi, TwoRanksReduceBroadcastAndStep) {
   std::vector<std::thread> ranks;

@@ -37,6 +37,10 @@ std::unique_ptr<Algorithm> make_direct_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_relay_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_sliced_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_exchange_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_host_reduce(const Call& call);
+
+/// Whether several hosts have ranks, one of them several, and sums of a host can be sent without loss.
+bool fits_host_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_adasum(const Call& call);
 std::unique_ptr<Algorithm> make_exchange_adasum(const Call& call);
 std::unique_ptr<Algorithm> make_push(const Call& call);

@@ -1,20 +1,25 @@
 // All-reduce and reduce by messages: direct reduce-scatter, then the results to everybody, or to the root.
 //
-// The tensor is cut into one slice per rank. Each rank sends every other rank that rank's slice of all that it gives,
-// adds the versions of its own slice in the fixed tree order, and sends on the result. Two meetings for any number of
-// ranks, and the same pairing of additions as every other algorithm.
+// The tensor is cut into one slice per rank, and slices into chunks. Each rank sends every other rank that rank's slice
+// of all that it gives. As soon as a chunk of its own slice has come from everybody, a rank adds its versions in the
+// fixed tree order and sends on the result, while the next chunks arrive: both directions of every connection are busy
+// from the first byte to the last. The pairing of additions is that of every other algorithm.
+//
+// Nothing is copied on the way. What is sent is lent; results arrive where they belong. In place, the result of a chunk
+// overwrites what was lent of it, which is right: its owner needed that to make the result.
 #include <algorithm>
-#include <cstring>
+#include <memory>
 
 #include "collective/algorithm.hpp"
+#include "collective/arrivals.hpp"
 #include "collective/part_reducer.hpp"
-#include "collective/slices.hpp"
+#include "collective/slice_chunks.hpp"
 
 namespace lockstep::collective {
 namespace {
 
-constexpr std::uint32_t kPartial = 0;  // message parts
-constexpr std::uint32_t kReduced = 1;
+constexpr std::uint32_t kWindow = 8;  // chunks of each rank that have a place before they are reduced
+constexpr int kRoundsAtOnce = 8;      // before other operations get their turn
 
 class ExchangeReduce final : public Algorithm {
  public:
@@ -23,91 +28,153 @@ class ExchangeReduce final : public Algorithm {
         messages_(*call.transport->messages()),
         self_(static_cast<std::size_t>(call.self)),
         reducer_(call_),
-        partials_(call.count()) {
-    for (std::size_t i = 0; i < call_.count(); ++i) slices_.push_back(slice_of(call_, i));
-    for (std::size_t i = 0; i < call_.count(); ++i) {
-      if (!call_.parties[i].present) continue;
-      if (i == self_) {
-        partials_[i] = part_for(self_);
-      } else if (gives(self_)) {
-        messages_.send(call_.parties[i].rank, call_.id, kPartial, part_for(i));
-      }
-    }
-    for (std::size_t i = 0; i < call_.count(); ++i) {
-      if (i == self_ || !gives(i)) continue;
-      partials_[i].resize(slices_[self_].count * size_of(call_.dtype) * partials_of(call_, i));
-      awaited_.push_back(i);
-    }
+        chunks_(call_),
+        sources_(call_.count()),
+        lease_(messages_, call.id) {
+    if (partials_of(call_, self_) > 0) send_partials();
     output_ = takes(self_) ? call_.make_output(call_.parties[self_].rows) : nullptr;
+    if (!takes(self_)) result_ = std::make_unique_for_overwrite<std::byte[]>(SliceChunks::kBytes);
+    for (std::size_t i = 0; i < call_.count(); ++i) {
+      if (i == self_ || !call_.parties[i].present) continue;
+      if (partials_of(call_, i) > 0) add_source(i);
+      if (takes(self_)) add_owner(i);
+    }
   }
 
   bool advance() override {
-    if (!reduced_) {
-      if (!receive_all(kPartial)) return false;
-      reduce_mine();
+    bool moved = true;
+    for (int round = 0; round < kRoundsAtOnce && moved; ++round) {
+      moved = false;
+      for (auto& source : sources_) moved |= source && source->take();
+      moved |= reduce_ready();
+      for (Owner& owner : owners_) moved |= take_results(owner);
     }
-    return !takes(self_) || receive_all(kReduced);
+    return reduced_ == chunks_.count(self_) && std::all_of(owners_.begin(), owners_.end(), [&](const Owner& owner) {
+             return owner.arrived == chunks_.count(owner.party);
+           });
   }
 
  private:
+  // A rank whose slice of the result this rank takes.
+  struct Owner {
+    std::size_t party = 0;
+    std::uint32_t arrived = 0;  // chunks
+  };
+
+  static std::uint32_t partial_part(std::uint32_t chunk) { return 2 * chunk; }  // of the messages
+  static std::uint32_t result_part(std::uint32_t chunk) { return 2 * chunk + 1; }
+
   bool takes(std::size_t index) const { return call_.kind == Kind::all_reduce || call_.is_root(index); }
-  bool gives(std::size_t index) const { return partials_of(call_, index) > 0; }
+  int rank_of(std::size_t index) const { return call_.parties[index].rank; }
 
-  // The receiver's slice of each of this rank's partial sums, one behind the other.
-  std::vector<std::byte> part_for(std::size_t receiver) const {
-    const std::size_t width = size_of(call_.dtype);
-    std::vector<std::byte> packed;
-    for (std::size_t i = 0; i < partials_of(call_, self_); ++i) {
-      const std::byte* from = call_.input + i * call_.bytes() + slices_[receiver].offset * width;
-      packed.insert(packed.end(), from, from + slices_[receiver].count * width);
+  // Chunk by chunk to everybody, each rank beginning with its neighbour, so that no receiver has all senders at once.
+  void send_partials() {
+    for (std::uint32_t chunk = 0; chunk < chunks_.most(); ++chunk) {
+      for (std::size_t i = 1; i < call_.count(); ++i) {
+        const std::size_t receiver = (self_ + i) % call_.count();
+        if (chunk < chunks_.count(receiver)) send_partial(receiver, chunk);
+      }
     }
-    return packed;
   }
 
-  std::span<std::byte> result_of(std::size_t index) {
+  void send_partial(std::size_t receiver, std::uint32_t chunk) {
+    const std::size_t width = size_of(call_.dtype), partials = partials_of(call_, self_);
+    const ElementRange range = chunks_.range(receiver, chunk);
+    const std::span<const std::byte> first(call_.input + range.offset * width, range.count * width);
+    if (partials == 1) return messages_.lend(rank_of(receiver), call_.id, partial_part(chunk), first);
+    std::vector<std::byte> packed;  // that part of each of the partial sums, one behind the other
+    for (std::size_t i = 0; i < partials; ++i) {
+      const std::byte* from = first.data() + i * call_.bytes();
+      packed.insert(packed.end(), from, from + first.size());
+    }
+    messages_.send(rank_of(receiver), call_.id, partial_part(chunk), packed);
+  }
+
+  void add_source(std::size_t party) {
+    const std::size_t width = size_of(call_.dtype) * partials_of(call_, party);
+    sources_[party].emplace(
+        messages_,
+        Arrivals::Chunks{.rank = rank_of(party),
+                         .operation = call_.id,
+                         .count = chunks_.count(self_),
+                         .most_bytes = chunks_.elements() * width,
+                         .part = partial_part,
+                         .bytes = [this, width](auto chunk) { return chunks_.range(self_, chunk).count * width; }},
+        kWindow);
+  }
+
+  void add_owner(std::size_t party) {
+    for (std::uint32_t chunk = 0; chunk < chunks_.count(party); ++chunk)
+      messages_.expect(rank_of(party), call_.id, result_part(chunk), result_of(party, chunk));
+    owners_.push_back({.party = party});
+  }
+
+  std::span<std::byte> result_of(std::size_t owner, std::uint32_t chunk) const {
     const std::size_t width = size_of(call_.result_dtype);
-    return {output_ + slices_[index].offset * width, slices_[index].count * width};
+    const ElementRange range = chunks_.range(owner, chunk);
+    return {output_ + range.offset * width, range.count * width};
   }
 
-  bool receive_all(std::uint32_t part) {
-    std::erase_if(awaited_, [&](std::size_t i) {
-      const std::span<std::byte> target = part == kPartial ? std::span<std::byte>(partials_[i]) : result_of(i);
-      return messages_.receive(call_.parties[i].rank, call_.id, part, target);
-    });
-    return awaited_.empty();
+  bool take_results(Owner& owner) {
+    const std::uint32_t before = owner.arrived;
+    while (owner.arrived < chunks_.count(owner.party) &&
+           messages_.receive(rank_of(owner.party), call_.id, result_part(owner.arrived),
+                             result_of(owner.party, owner.arrived)))
+      ++owner.arrived;
+    return owner.arrived != before;
   }
 
-  void reduce_mine() {
-    const ElementRange mine = slices_[self_];
-    std::vector<const std::byte*> leaves;
+  bool reduce_ready() {
+    std::uint32_t ready = chunks_.count(self_);
+    for (const auto& source : sources_) ready = source ? std::min(ready, source->arrived()) : ready;
+    const bool any = reduced_ < ready;
+    for (; reduced_ < ready; ++reduced_) reduce_chunk(reduced_);
+    return any;
+  }
+
+  void reduce_chunk(std::uint32_t chunk) {
+    const ElementRange range = chunks_.range(self_, chunk);
+    std::byte* target = takes(self_) ? result_of(self_, chunk).data() : result_.get();
+    reducer_.reduce(range.offset, range.count, leaves_of(chunk), {&target, 1});
+    for (auto& source : sources_) {
+      if (source) source->use_up();
+    }
+    const std::span<const std::byte> result(target, range.count * size_of(call_.result_dtype));
+    for (std::size_t i = 1; i < call_.count(); ++i) {
+      const std::size_t taker = (self_ + i) % call_.count();
+      if (!call_.parties[taker].present || !takes(taker)) continue;
+      if (takes(self_)) {
+        messages_.lend(rank_of(taker), call_.id, result_part(chunk), result);
+      } else {
+        messages_.send(rank_of(taker), call_.id, result_part(chunk), result);
+      }
+    }
+  }
+
+  std::span<const std::byte* const> leaves_of(std::uint32_t chunk) {
+    const std::size_t width = size_of(call_.dtype);
+    const ElementRange range = chunks_.range(self_, chunk);
+    leaves_.clear();
     for (const LeafTable::Entry& entry : reducer_.leaves().entries()) {
-      leaves.push_back(partials_[entry.party].data() + entry.partial * mine.count * size_of(call_.dtype));
+      leaves_.push_back(entry.party == self_
+                            ? call_.input + entry.offset + range.offset * width
+                            : sources_[entry.party]->at(chunk).data() + entry.partial * range.count * width);
     }
-    std::vector<std::byte> result(mine.count * size_of(call_.result_dtype));
-    std::byte* target = result.data();
-    if (mine.count > 0) reducer_.reduce(mine.offset, mine.count, leaves, {&target, 1});
-    for (std::size_t i = 0; i < call_.count(); ++i) {
-      if (!call_.parties[i].present) continue;
-      if (takes(i)) give_result(i, result);
-      if (i != self_) awaited_.push_back(i);
-    }
-    reduced_ = true;
-  }
-
-  void give_result(std::size_t taker, std::span<const std::byte> result) {
-    if (taker != self_) return messages_.send(call_.parties[taker].rank, call_.id, kReduced, result);
-    if (!result.empty()) std::memcpy(result_of(self_).data(), result.data(), result.size());
+    return leaves_;
   }
 
   Call call_;
   transport::Messages& messages_;
   std::size_t self_;
   PartReducer reducer_;
-  std::vector<ElementRange> slices_;              // by party
-  std::vector<std::vector<std::byte>> partials_;  // by party: of this rank's slice
-  std::vector<std::size_t> awaited_;
+  SliceChunks chunks_;
+  std::vector<std::optional<Arrivals>> sources_;  // by party: of this rank's slice
+  std::vector<Owner> owners_;
+  std::vector<const std::byte*> leaves_;
   std::byte* output_ = nullptr;
-  bool reduced_ = false;
+  std::unique_ptr<std::byte[]> result_;  // of a chunk, where this rank does not take it
+  std::uint32_t reduced_ = 0;            // chunks
+  transport::MessageLease lease_;        // the last: it ends before the memory where messages are expected
 };
 
 }  // namespace

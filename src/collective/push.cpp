@@ -19,7 +19,8 @@ class Push final : public Algorithm {
       : call_(call),
         messages_(*call.transport->messages()),
         self_(static_cast<std::size_t>(call.self)),
-        reducer_(call_) {
+        reducer_(call_),
+        lease_(messages_, call.id) {
     if (call_.kind != Kind::all_to_all) {
       start();
       return;
@@ -68,13 +69,12 @@ class Push final : public Algorithm {
   void give_to(std::size_t destination) {
     const Route way = route(call_, self_, destination);
     if (way.bytes == 0 || call_.parties[self_].carried) return;
-    std::span<const std::byte> data(call_.input + way.from, way.bytes);
-    std::vector<std::byte> packed;
+    const int rank = call_.parties[destination].rank;
     if (is_reduction(call_.kind) && partials_of(call_, self_) != 1) {
-      packed = parts_of_partials(way);
-      data = packed;
+      messages_.send(rank, call_.id, kData, parts_of_partials(way));
+    } else {
+      messages_.lend(rank, call_.id, kData, {call_.input + way.from, way.bytes});
     }
-    messages_.send(call_.parties[destination].rank, call_.id, kData, data);
   }
 
   // That part of each of this rank's partial sums, one behind the other.
@@ -103,6 +103,7 @@ class Push final : public Algorithm {
                                                             : nullptr;
     if (here == nullptr) {
       awaited_.push_back(source);
+      messages_.expect(call_.parties[source].rank, call_.id, kData, target_for(source));
     } else if (std::byte* to = target_for(source).data(); to != here + way.from) {
       std::memcpy(to, here + way.from, way.bytes);
     }
@@ -134,6 +135,7 @@ class Push final : public Algorithm {
   std::vector<std::size_t> awaited_;
   std::byte* output_ = nullptr;
   bool started_ = false;
+  transport::MessageLease lease_;  // the last: it ends before the memory where messages are expected
 };
 
 }  // namespace

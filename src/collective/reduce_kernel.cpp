@@ -1,5 +1,6 @@
-// Two paths. The fast one covers sums and averages of at most eight leaves, all present: the tree is unrolled and stays
-// in registers. The general one covers everything else tile by tile, and leaves vectors to the compiler.
+// Two paths. The fast one covers sums and averages of leaves that are all present: the tree is unrolled and stays in
+// registers, up to eight leaves; of more, subtrees of at most eight are added up tile by tile. The general one covers
+// everything else tile by tile, and leaves vectors to the compiler.
 // This file is compiled once per instruction set (foreach_target) and the best is chosen at run time.
 #include "collective/reduce_kernel.hpp"
 
@@ -236,11 +237,69 @@ HWY_ATTR std::size_t sum_float(const Reduction& reduction) {
   return reduction.op == ReduceOp::average ? sum_fast<Kernel, true>(reduction) : sum_fast<Kernel, false>(reduction);
 }
 
+// More leaves than registers. A tile of each fits the second-level cache, so that they are read and, where the result
+// goes there, written one after another instead of all at once: memory is faster that way.
+constexpr std::size_t kWideTile = 1024;  // elements
+
+template <class T>
+HWY_ATTR void sum_subtree(std::span<const std::byte* const> leaves, std::size_t start, std::size_t count, T* out) {
+  if (leaves.size() <= kMaxUnrolled) {
+    std::array<const std::byte*, kMaxUnrolled> here;
+    for (std::size_t i = 0; i < leaves.size(); ++i) here[i] = leaves[i] + start * sizeof(T);
+    auto* target = reinterpret_cast<std::byte*>(out);
+    sum_fast<Unrolled<PlainLanes<T>>, false>(
+        {.leaves = {here.data(), leaves.size()}, .outputs = {&target, 1}, .elements = count});
+    return;
+  }
+  const std::size_t left = left_leaves(leaves.size());
+  alignas(64) T right[kWideTile];
+  sum_subtree(leaves.first(left), start, count, out);
+  sum_subtree(leaves.subspan(left), start, count, right);
+  const hn::ScalableTag<T> d;
+  for (std::size_t i = 0; i < count; i += hn::Lanes(d))
+    hn::Store(hn::Add(hn::Load(d, out + i), hn::Load(d, right + i)), d, out + i);
+}
+
+template <class T, bool kDivide>
+HWY_ATTR std::size_t sum_wide(const Reduction& reduction) {
+  const hn::ScalableTag<T> d;
+  const std::size_t step = hn::Lanes(d);
+  const std::size_t end = reduction.elements / step * step;
+  alignas(64) T sum[kWideTile];
+  for (std::size_t start = 0; start < end; start += kWideTile) {
+    const std::size_t count = std::min(kWideTile, end - start);
+    sum_subtree(reduction.leaves, start, count, sum);
+    if constexpr (kDivide) {
+      const auto divisor = hn::Set(d, static_cast<T>(reduction.divisor));
+      for (std::size_t i = 0; i < count; i += step) hn::Store(hn::Div(hn::Load(d, sum + i), divisor), d, sum + i);
+    }
+    for (std::byte* output : reduction.outputs) std::memcpy(output + start * sizeof(T), sum, count * sizeof(T));
+  }
+  return end;
+}
+
+HWY_ATTR std::size_t wide_path(const Reduction& reduction) {
+  const bool sum = reduction.op == ReduceOp::sum;
+  switch (reduction.dtype) {
+    case DType::f32:
+      return sum ? sum_wide<float, false>(reduction) : sum_wide<float, true>(reduction);
+    case DType::f64:
+      return sum ? sum_wide<double, false>(reduction) : sum_wide<double, true>(reduction);
+    case DType::i32:
+      return sum ? sum_wide<std::int32_t, false>(reduction) : 0;
+    case DType::i64:
+      return sum ? sum_wide<std::int64_t, false>(reduction) : 0;
+    default:
+      return 0;  // 16-bit types are rounded once, at the end
+  }
+}
+
 HWY_ATTR std::size_t fast_path(const Reduction& reduction) {
   const bool sum = reduction.op == ReduceOp::sum, average = reduction.op == ReduceOp::average;
-  if ((!sum && !average) || reduction.leaves.size() > kMaxUnrolled) return 0;
+  if (!sum && !average) return 0;
   if (reduction.prescale != 1.0 || reduction.postscale != 1.0 || !reduction.numbers.empty()) return 0;
   if (std::find(reduction.leaves.begin(), reduction.leaves.end(), nullptr) != reduction.leaves.end()) return 0;
+  if (reduction.leaves.size() > kMaxUnrolled) return wide_path(reduction);
   switch (reduction.dtype) {
     case DType::f32:
       return sum_float<Unrolled<PlainLanes<float>>>(reduction);

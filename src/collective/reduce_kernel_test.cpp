@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -49,7 +50,7 @@ TEST(ReduceKernel, RoundsEverySumOfTwoBf16AsOneNumberIsRounded) {
 TEST(ReduceKernel, AddsAnyNumberOfLeavesIntoAnyNumberOfOutputs) {
   constexpr std::size_t kElements = 1003;
   std::mt19937 random(2);
-  for (std::size_t count = 1; count <= 10; ++count) {
+  for (std::size_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17, 40}) {
     std::vector<std::vector<float>> leaves(count, std::vector<float>(kElements));
     for (auto& leaf : leaves) {
       for (float& value : leaf)
@@ -72,6 +73,39 @@ TEST(ReduceKernel, AddsAnyNumberOfLeavesIntoAnyNumberOfOutputs) {
       reduce({.leaves = inputs, .outputs = targets, .elements = kElements});
       for (const auto& result : results) ASSERT_EQ(result, expected) << count << " leaves, " << outputs << " outputs";
     }
+  }
+}
+
+template <class T>
+void check_many_leaves(DType dtype, ReduceOp op, std::size_t count) {
+  constexpr std::size_t kElements = 2503;  // more than a tile, and no whole number of vectors
+  std::mt19937 random(3);
+  std::vector<std::vector<T>> leaves(count, std::vector<T>(kElements));
+  for (auto& leaf : leaves) {
+    for (T& value : leaf) value = static_cast<T>(random() % 100'000) / T{3};
+  }
+  std::vector<T> expected(kElements);
+  for (std::size_t i = 0; i < kElements; ++i) {
+    expected[i] = *reduce_tree(
+        0, count, [&](std::size_t leaf) { return std::optional(leaves[leaf][i]); }, [](T a, T b) { return a + b; });
+    if (op == ReduceOp::average) expected[i] /= static_cast<T>(count);
+  }
+  std::vector<std::byte*> targets;
+  for (auto& leaf : leaves) targets.push_back(reinterpret_cast<std::byte*>(leaf.data()));
+  const auto inputs = bytes_of(leaves);
+  reduce({.dtype = dtype, .op = op, .leaves = inputs, .outputs = targets, .elements = kElements, .divisor = count});
+  for (const auto& leaf : leaves) ASSERT_EQ(leaf, expected) << name_of(dtype) << ", " << count << " leaves";
+}
+
+// In place: a tile is read from all of them before it is written to any.
+TEST(ReduceKernel, AddsMoreLeavesThanThereAreRegisters) {
+  for (std::size_t count : {9, 12, 16, 31, 64}) {
+    check_many_leaves<float>(DType::f32, ReduceOp::sum, count);
+    check_many_leaves<float>(DType::f32, ReduceOp::average, count);
+    check_many_leaves<double>(DType::f64, ReduceOp::sum, count);
+    check_many_leaves<double>(DType::f64, ReduceOp::average, count);
+    check_many_leaves<std::int32_t>(DType::i32, ReduceOp::sum, count);
+    check_many_leaves<std::int64_t>(DType::i64, ReduceOp::sum, count);
   }
 }
 

@@ -141,6 +141,7 @@ Core::OperationPtr Core::renew(PlanAtWork::Member& member, const Entry& entry, c
   operation->step = step_;
   operation->order = 0;
   operation->algorithm.reset();
+  operation->has_result = false;
   operation->stall_reported = false;
   operation->error.reset();
   operation->state.store(Operation::State::pending, std::memory_order_relaxed);

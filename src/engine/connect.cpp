@@ -10,6 +10,7 @@
 #include "engine/connect_tcp.hpp"
 #include "heap/segment.hpp"
 #include "lockstep/version.hpp"
+#include "negotiation/groups.hpp"
 #include "rendezvous/host.hpp"
 #include "rendezvous/job_secret.hpp"
 #include "rendezvous/local_meeting.hpp"
@@ -37,6 +38,7 @@ void check_options(const Options& options) {
                             "Unset LOCKSTEP_TRANSPORT=shm.",
                             options.rank, options.size, rendezvous::host_name(), options.local_size));
   }
+  for (std::vector<int> ranks : options.groups) negotiation::Groups::check(ranks, options.size);
 }
 
 // Whoever has started this process as this rank has a way to the secret, and may know where rank 0 is.
@@ -134,6 +136,7 @@ std::shared_ptr<Core> connect_survivors(Core& failed) {
     Options options = failed.options();
     options.rank = options.local_rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), before) - ranks.begin());
     options.size = options.local_size = static_cast<int>(ranks.size());
+    options.groups.clear();  // of other numbers
     if (roster != nullptr) place_survivors(*roster, ranks, before, options);
     options.epoch = options.epoch.value_or(0) + kGeneration * round;
     const Hopeless hopeless = [&failed, &ranks, before] {

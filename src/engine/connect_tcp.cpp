@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <map>
 #include <mutex>
 
 #include "lockstep/version.hpp"
@@ -23,7 +24,8 @@ net::Membership membership(const Options& options, const std::string& secret) {
           .epoch = options.epoch.value_or(0),
           .rank = static_cast<std::uint32_t>(options.rank),
           .size = static_cast<std::uint32_t>(options.size),
-          .release = version()};
+          .release = version(),
+          .host = rendezvous::host_name()};
 }
 
 transport::TcpOptions tcp_options(const Options& options, const std::string& secret, const Address& listen) {
@@ -93,11 +95,21 @@ std::shared_ptr<net::Listener> listener_at(const Address& address) {
     return listeners.emplace_back(std::make_shared<net::Listener>(address));
   } catch (const Error& error) {
     throw Error(ErrorCode::unavailable,
-                fmt::format("rank 0 cannot listen for the other ranks: {}. Likely cause: the address (MASTER_ADDR) is "
-                            "not one of this host, or the port is taken. Name another with LOCKSTEP_MEETING=host:port, "
-                            "for all ranks alike.",
+                fmt::format("rank 0 cannot listen for the other ranks: {}. Likely cause: another program has the port "
+                            "(that after MASTER_PORT), or the address (MASTER_ADDR) is not one of this host. Name "
+                            "another with LOCKSTEP_MEETING=host:port, for all ranks alike.",
                             error.what()));
   }
+}
+
+// A host's own name means loopback there where its file of hosts says so, as Debian's does (127.0.1.1), and the host
+// everywhere else.
+Address meeting_of(const Options& options) {
+  const Address meeting = Address::resolve(options.meeting);
+  const bool by_name = !Address::parse(options.meeting) && !options.meeting.starts_with("localhost");
+  if (!meeting.is_loopback() || !by_name) return meeting;
+  const Address own = options.interface.empty() ? Address::outward() : Address::of_interface(options.interface);
+  return own.with_port(meeting.port());
 }
 
 Address own_address(const Options& options, const Address& meeting) {
@@ -124,10 +136,11 @@ void check_secret(const Options& options) {
 }
 
 std::unique_ptr<transport::Transport> connect_doors(transport::TcpDoor door, const std::vector<Address>& addresses,
-                                                    net::Clock::time_point deadline) {
+                                                    net::Clock::time_point deadline, std::vector<int> hosts = {}) {
   try {
-    return transport::TcpDoor::connect(std::move(door), addresses, deadline);
+    return transport::TcpDoor::connect(std::move(door), addresses, deadline, std::move(hosts));
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::incompatible) throw;
     throw Error(ErrorCode::unavailable, error.what());  // whatever kept them apart, the world is not there
   }
 }
@@ -158,7 +171,7 @@ Connected connect_between_hosts(const Options& options, const std::function<bool
   check_secret(options);
   if (options.meeting.empty()) refuse_without_meeting(options);
   const auto deadline = net::Clock::now() + options.start_timeout;
-  const Address meeting = Address::resolve(options.meeting);
+  const Address meeting = meeting_of(options);
   const Address own = own_address(options, meeting);
   transport::TcpDoor door(tcp_options(options, options.secret, own));
   auto roster = std::make_shared<Roster>();
@@ -173,8 +186,13 @@ Connected connect_between_hosts(const Options& options, const std::function<bool
     roster->cards = rendezvous::attend_meeting(how, meeting, card);
   }
   std::vector<Address> doors;
-  for (const rendezvous::Card& one : roster->cards) doors.push_back(one.door);
-  auto transport = connect_doors(std::move(door), doors, deadline);
+  std::vector<int> hosts;
+  std::map<std::string, int> known;
+  for (const rendezvous::Card& one : roster->cards) {
+    doors.push_back(one.door);
+    hosts.push_back(known.emplace(one.host, static_cast<int>(known.size())).first->second);
+  }
+  auto transport = connect_doors(std::move(door), doors, deadline, std::move(hosts));
   return {.transport = std::move(transport), .roster = std::move(roster)};
 }
 

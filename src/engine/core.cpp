@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "engine/request.hpp"
 #include "engine/staging.hpp"
+#include "heap/preloaded.hpp"
 #include "negotiation/description.hpp"
 
 namespace lockstep::engine {
@@ -43,6 +44,7 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
       expressive_(transport_->size() > 1 && transport_->shared() != nullptr),
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),
+      served_(heap::find_preloaded(), transport_->shared(), transport_->rank()),
       groups_(transport_->rank(), transport_->size()),
       ended_ranks_(static_cast<std::size_t>(transport_->size()), fusion::kNoStep),
       census_(threads_at_rest) {
@@ -58,7 +60,8 @@ Core::Core(const Options& options, std::unique_ptr<transport::Transport> transpo
   express_words_.resize(ranks);
   express_parties_.resize(ranks);
   for (std::size_t i = 0; i < ranks; ++i) express_parties_[i].rank = static_cast<int>(i);
-  if (!options.timeline.empty()) recorder_.timeline().start(options.timeline, options.rank);
+  if (!options.timeline.empty())
+    recorder_.timeline().start(options.timeline, options.rank, {.mark_cycles = options.timeline_mark_steps});
   if (drive == Drive::owner) {
     census_ = [](std::span<const pid_t>) { return 0; };  // the owner is all there is
     transport_->arrive();
@@ -103,15 +106,15 @@ Core::OperationPtr Core::submit_all_reduce(const Reduce& wanted) {
   return operation;
 }
 
-std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests) {
+std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> requests, bool background) {
   std::lock_guard lock(mutex_);
   std::vector<OperationPtr> operations;
   std::set<NameKey> names;
   try {
     for (Request& request : requests) {
-      operations.push_back(prepare(std::move(request), /*background=*/true));
+      operations.push_back(prepare(std::move(request), background));
       const Request& prepared = operations.back()->request;
-      if (!counts_by_order(prepared) && !names.insert(operations.back()->key).second) {
+      if (!prepared.input.name.empty() && !names.insert(operations.back()->key).second) {
         throw Error(
             ErrorCode::invalid_argument,
             fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", prepared.input.name));
@@ -136,6 +139,7 @@ Core::OperationPtr Core::submit_locked(Request request, bool background) {
 Core::OperationPtr Core::prepare(Request request, bool background) {
   refuse_if_unusable();
   if (!request.group) request.group = groups_.world();
+  complete_request(request, transport_->rank());
   check_request(request, transport_->rank());
   auto operation = std::make_shared<Operation>(std::move(request));
   announce_in(operation->notice, operation->request);
@@ -151,10 +155,19 @@ Core::OperationPtr Core::prepare(Request request, bool background) {
   if (!counts_by_order(operation->request) && is_in_flight(operation->key, operation->request.input.name)) {
     refuse_name_in_flight(operation->request.input.name);
   }
+  tell_choice();
   stage(*operation, *transport_, background || crowded_ ? Way::copied : Way::relayed);
   // Announced all the same, so that every rank's operation fails at once instead of waiting for this one's.
   if (operation->notice.detail.no_room != 0) operation->notice.head.signature = ~operation->notice.head.signature;
   return operation;
+}
+
+// Whenever more is known of the network.
+void Core::tell_choice() {
+  const std::size_t known = transport_->bytes_per_trip();
+  if (known == told_trip_) return;
+  told_trip_ = known;
+  log::info(transport_->rank(), choice_text(*transport_));
 }
 
 void Core::announce(const OperationPtr& operation) {
@@ -241,13 +254,17 @@ bool Core::post_queued() {
   bool any = false;
   while (!queued_.empty()) {
     const OperationPtr operation = queued_.front();
-    const auto position = transport_->post(operation->notice);
+    const auto position = operation->attached.empty() ? transport_->post(operation->notice)
+                                                      : transport_->post_with(operation->notice, operation->attached);
     if (!position) break;
     queued_.pop_front();
     any = true;
     ++activity_;
     if (operation->ended()) continue;  // a message only: nobody answers
-    const NoticeRef own{.head = &operation->notice.head, .detail = &operation->notice.detail, .position = *position};
+    const NoticeRef own{.head = &operation->notice.head,
+                        .detail = &operation->notice.detail,
+                        .position = *position,
+                        .attached = operation->attached};
     matcher_.arrive(transport_->rank(), members_of(operation->request, transport_->rank()), own);
     if (operation->request.kind == Kind::join) note_join(transport_->rank(), operation->request.group);
     if (operation->request.kind == Kind::end_step) note_end(transport_->rank(), operation->notice.head);
@@ -302,7 +319,7 @@ void Core::fail(const OperationPtr& operation, const Error& error) {
   transport_->ring(transport_->rank());
 }
 
-// Gives back all that the operation held here.
+// Gives back all that the operation held here. From now on nobody touches its tensors.
 void Core::close(Operation& operation) {
   ++activity_;
   drop_staged(operation, *transport_);
@@ -310,6 +327,7 @@ void Core::close(Operation& operation) {
   forget_gathering(id);
   if (!operation.request.input.name.empty()) names_in_flight_.erase(operation.key);
   std::erase_if(running_, [&](const OperationPtr& other) { return other.get() == &operation; });
+  operation.algorithm.reset();
   std::erase_if(queued_, [&](const OperationPtr& other) { return other.get() == &operation; });
   if (operation.background) --background_;
   pending_.erase(id);
@@ -383,7 +401,7 @@ bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::ti
 }
 
 void Core::check(const Operation& operation) {
-  if (operation.state.load(std::memory_order_acquire) == Operation::State::failed) throw *operation.error;
+  if (operation.has_failed()) throw *operation.error;
 }
 
 // --- the engine's own thread
@@ -475,6 +493,7 @@ void Core::stop() {
   } else {
     transport_->leave();
   }
+  served_.retire();
   recorder_.timeline().stop();
 }
 

@@ -28,6 +28,8 @@
 #include "engine/patience.hpp"
 #include "engine/planning.hpp"
 #include "engine/request.hpp"
+#include "engine/served.hpp"
+#include "engine/shared_block.hpp"
 #include "engine/survivors.hpp"
 #include "fusion/step_end.hpp"
 #include "lockstep/engine.hpp"
@@ -66,6 +68,8 @@ class Core {
   const Options& options() const { return options_; }
   trace::Recorder& recorder() { return recorder_; }
   transport::Transport& transport() { return *transport_; }
+  ServedAllocations& served() { return served_; }
+  LentBlocks& lent_blocks() { return lent_blocks_; }
 
   /// Throws Error(invalid_argument) for a request that makes no sense, and the verdict once the world has ended.
   OperationPtr submit(Request request, bool background);
@@ -73,8 +77,8 @@ class Core {
   /// An all-reduce in the background. Inside a step it may travel in a bucket (buckets.cpp).
   OperationPtr submit_all_reduce(const Reduce& wanted);
 
-  /// Several operations in the background, all of them or, when one is refused, none.
-  std::vector<OperationPtr> submit_together(std::vector<Request> requests);
+  /// Several operations, all of them or, when one is refused, none.
+  std::vector<OperationPtr> submit_together(std::vector<Request> requests, bool background = true);
 
   /// Submits, waits and throws the operation's error: a blocking call.
   void run_to_end(Request request);
@@ -167,6 +171,7 @@ class Core {
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
   OperationPtr prepare(Request request, bool background);
+  void tell_choice();
   void announce(const OperationPtr& operation);
   void enter(const OperationPtr& operation);
   void record_submission(Operation& operation);
@@ -286,12 +291,15 @@ class Core {
   const Patience patience_;
   const unsigned fork_generation_;
 
+  ServedAllocations served_;  // goes before the transport
+  LentBlocks lent_blocks_;
   std::shared_ptr<const Roster> roster_;  // set once, before anybody else uses the engine
   trace::Recorder recorder_;              // records under mutex_; its parts synchronise themselves
 
   std::mutex mutex_;
   std::condition_variable wake_;  // the engine's thread: something to do, or stop
   // All below is protected by mutex_.
+  std::size_t told_trip_ = 0;  // what was known of the network when the choice of algorithms was last told
   negotiation::Groups groups_;
   negotiation::Matcher matcher_;
   // How often each rank has joined. Who has more often than this rank has seen all join takes no part until all have.

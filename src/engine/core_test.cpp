@@ -190,6 +190,64 @@ TEST_P(EveryWorld, DisagreementIsAnErrorOnAllRanksThatSaysWhoHadWhat) {
   });
 }
 
+// What ranks must agree on, besides the shape. All ranks but the last have the same; the error names both.
+TEST_P(EveryWorld, EverythingThatRanksMustAgreeOnIsComparedAndTold) {
+  if (size() == 1) return;
+  struct Difference {
+    const char* what;
+    std::function<void(Request&)> apply;
+    std::string usual;
+    std::string odd;
+  };
+  const std::string usual = "all-reduce (sum) of float32 [3, 100]";
+  const std::vector<Difference> differences = {
+      {"strides",
+       [](Request& request) {
+         request.input.strides = request.output.strides = {1, 3};
+       },
+       usual, usual + " with dimensions in memory order (1, 0)"},
+      {"dtype", [](Request& request) { request.input.dtype = request.output.dtype = DType::f64; }, usual,
+       "all-reduce (sum) of float64 [3, 100]"},
+      {"reduction", [](Request& request) { request.op = ReduceOp::max; }, usual,
+       "all-reduce (max) of float32 [3, 100]"},
+      {"operation",
+       [](Request& request) {
+         request.kind = collective::Kind::broadcast;
+         request.root = 0;
+       },
+       usual, "broadcast of float32 [3, 100] from rank 0"},
+      {"scale", [](Request& request) { request.prescale = 0.5; }, usual, usual + ", prescale 0.5"},
+  };
+  run_world(over(), size(), [&](Core& core) {
+    const bool is_odd = core.options().rank == size() - 1;
+    const std::string odd_rank = "rank " + std::to_string(size() - 1) + ": ";
+    std::vector<double> memory(300, 0.0);
+    for (const Difference& difference : differences) {
+      Request request = all_reduce(memory.data(), 300, "grad");
+      request.input.shape = request.output.shape = {3, 100};
+      if (is_odd) difference.apply(request);
+      try {
+        run(core, request);
+        ADD_FAILURE() << "rank " << core.options().rank << " saw no error about the " << difference.what;
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(error.code(), ErrorCode::mismatch) << text;
+        EXPECT_NE(text.find("'grad'"), std::string::npos) << text;
+        EXPECT_NE(text.find(": " + difference.usual + ";"), std::string::npos) << text;
+        EXPECT_NE(text.find(odd_rank + difference.odd + "."), std::string::npos) << text;
+      }
+    }
+    Request root = broadcast(memory.data(), 300, is_odd ? 1 : 0, "from");
+    try {
+      run(core, root);
+      ADD_FAILURE() << "rank " << core.options().rank << " saw no error about the root";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(odd_rank + "broadcast of float32 [300] from rank 1."), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
 TEST_P(EveryWorld, ThousandsOfOperationsReuseTheLog) {
   // The log holds 4096. Other worlds differ only in how many read it: under a sanitizer, which makes them slow, they do
   // not fill it.
@@ -254,12 +312,9 @@ INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld,
                            return std::string(name_of(std::get<0>(test.param))) +
                                   std::to_string(std::get<1>(test.param));
                          });
-INSTANTIATE_TEST_SUITE_P(OverTcp, EveryWorld,
-                         testing::Combine(testing::Values(Over::tcp), testing::ValuesIn(tcp_sizes({2, 3}))),
-                         [](const auto& test) {
-                           return std::string(name_of(std::get<0>(test.param))) +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(OverTcp, EveryWorld, testing::ValuesIn(tcp_worlds({2, 3}, {5})), [](const auto& test) {
+  return std::string(name_of(std::get<0>(test.param))) + std::to_string(std::get<1>(test.param));
+});
 
 TEST(Core, MisuseThrowsAtTheCall) {
   run_world(Over::memory, 1, [&](Core& core) {

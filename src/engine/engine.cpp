@@ -1,47 +1,32 @@
 // The public classes, as thin as they look: each call becomes a Request for the Core.
 #include "lockstep/engine.hpp"
 
+#include <algorithm>
+
 #include "engine/connect.hpp"
 #include "engine/core.hpp"
 #include "engine/request.hpp"
+#include "engine/wanted.hpp"
 #include "negotiation/groups.hpp"
 
 namespace lockstep {
 namespace {
 
 using collective::Kind;
+using engine::all_to_all_request;
+using engine::barrier_request;
 using engine::Core;
+using engine::pair_request;
+using engine::reduction;
 using engine::Request;
+using engine::request_for;
 
-Work run_async(const std::shared_ptr<Core>& core, Request request) {
+Work submitted(const std::shared_ptr<Core>& core, Request request) {
   return {core->submit(std::move(request), /*background=*/true), core};
 }
 
 Result run_for_result(const std::shared_ptr<Core>& core, Request request) {
   return Work(core->submit(std::move(request), /*background=*/false), core).result();
-}
-
-Request request_for(Kind kind, const TensorView& input, const TensorView& output, const Group& group, int root = -1) {
-  Request request;
-  request.kind = kind;
-  request.input = input;
-  request.output = output;
-  request.root = root;
-  request.group = group.members();
-  return request;
-}
-
-Request reduction(Kind kind, const TensorView& input, const TensorView& output, const ReduceOptions& options,
-                  int root = -1) {
-  Request request = request_for(kind, input, output, options.group, root);
-  request.op = options.op;
-  request.prescale = options.prescale;
-  request.postscale = options.postscale;
-  request.by_contributors = options.average_over_contributors;
-  request.rounded_to = options.result_type;
-  request.epilogue = options.epilogue;
-  if (options.leaves.total != 0) take_partials(request, options.leaves);
-  return request;
 }
 
 // Element by element, one leaf per rank.
@@ -63,40 +48,6 @@ engine::ExpressCall express_all_reduce(const TensorView& input, const TensorView
           .by_contributors = options.average_over_contributors};
 }
 
-Request barrier_request(const std::string& name, const Group& group) {
-  TensorView nothing;
-  nothing.name = name;
-  return request_for(Kind::barrier, nothing, {}, group);
-}
-
-Request all_to_all_request(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
-                           const Group& group, int size) {
-  Request request = request_for(Kind::all_to_all, input, output, group);
-  request.splits = splits;
-  if (!splits.empty()) return request;
-  const auto parts = static_cast<std::int64_t>(group.members() ? group.ranks().size() : static_cast<std::size_t>(size));
-  const std::int64_t rows = input.shape.empty() ? 1 : input.shape.front();
-  if (rows % parts != 0) {
-    throw Error(ErrorCode::invalid_argument, "all-to-all of '" + input.name + "': " + std::to_string(rows) +
-                                                 " rows do not divide evenly among " + std::to_string(parts) +
-                                                 " ranks. Pass splits.");
-  }
-  request.splits.assign(static_cast<std::size_t>(parts), rows / parts);
-  return request;
-}
-
-Request pair_request(Kind kind, const TensorView& tensor, int sender, int receiver, int tag) {
-  // A pair is matched by its ranks and tag; a name would only get in the way.
-  TensorView unnamed = tensor;
-  unnamed.name.clear();
-  Request request =
-      kind == Kind::send ? request_for(kind, unnamed, {}, {}, sender) : request_for(kind, unnamed, unnamed, {}, sender);
-  request.partner = kind == Kind::send ? receiver : sender;
-  request.receiver = receiver;
-  request.tag = tag;
-  return request;
-}
-
 }  // namespace
 
 const std::vector<int>& Group::ranks() const {
@@ -109,7 +60,12 @@ void merge_timelines(const std::vector<std::string>& paths, const std::string& m
 }
 
 Engine::Engine() : Engine(Options::from_environment()) {}
-Engine::Engine(const Options& options) : core_(engine::connect(options)) {}
+Engine::Engine(const Options& options) : core_(engine::connect(options)) {
+  for (const std::vector<int>& ranks : options.groups) {
+    const bool member = std::find(ranks.begin(), ranks.end(), options.rank) != ranks.end();
+    groups_.push_back(member ? make_group(ranks) : Group());
+  }
+}
 Engine::Engine(std::shared_ptr<engine::Core> core) : core_(std::move(core)) {}
 Engine::~Engine() { core_->stop(); }
 
@@ -130,7 +86,7 @@ Work Engine::all_reduce_at_once(const TensorView& input, const TensorView& outpu
   return rest ? Work(std::move(rest), core_) : Work();
 }
 Work Engine::all_reduce_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  if (!is_simple(options)) return run_async(core_, reduction(Kind::all_reduce, input, output, options));
+  if (!is_simple(options)) return submitted(core_, reduction(Kind::all_reduce, input, output, options));
   return {core_->submit_all_reduce({.input = &input,
                                     .output = &output,
                                     .op = options.op,
@@ -156,85 +112,97 @@ void Engine::all_reduce_in_step(const TensorView& tensor, const ReduceOptions& o
                             .of_step = true});
 }
 
+namespace {
+
+Batch batch_of(std::span<const TensorPair> tensors, const ReduceOptions& options) {
+  Batch batch;
+  for (const TensorPair& pair : tensors) batch.all_reduce(pair.input, pair.output, options);
+  return batch;
+}
+
+}  // namespace
+
+// With an epilogue each rank does its own part, so its caller, who waits, does it: the engine's thread would only take
+// a core from a peer.
 void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
-  all_reduce_async(tensors, options).wait();
+  const bool background = !options.epilogue;
+  Work(core_->submit_together(*batch_of(tensors, options).requests_, background), core_).wait();
 }
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
-  std::vector<Request> requests;
-  requests.reserve(tensors.size());
-  for (const TensorPair& pair : tensors) {
-    requests.push_back(reduction(Kind::all_reduce, pair.input, pair.output, options));
-    if (!options.epilogue) continue;
-    requests.back().epilogue = [epilogue = options.epilogue, index = requests.size() - 1](ReducedSlice slice) {
-      slice.tensor = index;
-      epilogue(slice);
-    };
-  }
-  return {core_->submit_together(std::move(requests)), core_};
+  return run_async(batch_of(tensors, options));
 }
+
+std::vector<Result> Engine::run(const Batch& batch) {
+  const Work work = run_async(batch);
+  work.wait();
+  std::vector<Result> results;
+  for (std::size_t i = 0; i < batch.size(); ++i) results.push_back(work.result(i));
+  return results;
+}
+Work Engine::run_async(const Batch& batch) { return {core_->submit_together(*batch.requests_), core_}; }
 
 void Engine::reduce(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
   core_->run_to_end(reduction(Kind::reduce, input, output, options, root));
 }
 Work Engine::reduce_async(const TensorView& input, const TensorView& output, int root, const ReduceOptions& options) {
-  return run_async(core_, reduction(Kind::reduce, input, output, options, root));
+  return submitted(core_, reduction(Kind::reduce, input, output, options, root));
 }
 
 Result Engine::reduce_scatter(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
   return run_for_result(core_, reduction(Kind::reduce_scatter, input, output, options));
 }
 Work Engine::reduce_scatter_async(const TensorView& input, const TensorView& output, const ReduceOptions& options) {
-  return run_async(core_, reduction(Kind::reduce_scatter, input, output, options));
+  return submitted(core_, reduction(Kind::reduce_scatter, input, output, options));
 }
 
 void Engine::broadcast(const TensorView& tensor, int root, const Group& group) {
   core_->run_to_end(request_for(Kind::broadcast, tensor, tensor, group, root));
 }
 Work Engine::broadcast_async(const TensorView& tensor, int root, const Group& group) {
-  return run_async(core_, request_for(Kind::broadcast, tensor, tensor, group, root));
+  return submitted(core_, request_for(Kind::broadcast, tensor, tensor, group, root));
 }
 
 Result Engine::all_gather(const TensorView& input, const TensorView& output, const Group& group) {
   return run_for_result(core_, request_for(Kind::all_gather, input, output, group));
 }
 Work Engine::all_gather_async(const TensorView& input, const TensorView& output, const Group& group) {
-  return run_async(core_, request_for(Kind::all_gather, input, output, group));
+  return submitted(core_, request_for(Kind::all_gather, input, output, group));
 }
 
 Result Engine::gather(const TensorView& input, int root, const TensorView& output, const Group& group) {
   return run_for_result(core_, request_for(Kind::gather, input, output, group, root));
 }
 Work Engine::gather_async(const TensorView& input, int root, const TensorView& output, const Group& group) {
-  return run_async(core_, request_for(Kind::gather, input, output, group, root));
+  return submitted(core_, request_for(Kind::gather, input, output, group, root));
 }
 
 Result Engine::scatter(const TensorView& input, int root, const TensorView& output, const Group& group) {
   return run_for_result(core_, request_for(Kind::scatter, input, output, group, root));
 }
 Work Engine::scatter_async(const TensorView& input, int root, const TensorView& output, const Group& group) {
-  return run_async(core_, request_for(Kind::scatter, input, output, group, root));
+  return submitted(core_, request_for(Kind::scatter, input, output, group, root));
 }
 
 Result Engine::all_to_all(const TensorView& input, const std::vector<std::int64_t>& splits, const TensorView& output,
                           const Group& group) {
-  return run_for_result(core_, all_to_all_request(input, splits, output, group, size()));
+  return run_for_result(core_, all_to_all_request(input, splits, output, group));
 }
 Work Engine::all_to_all_async(const TensorView& input, const std::vector<std::int64_t>& splits,
                               const TensorView& output, const Group& group) {
-  return run_async(core_, all_to_all_request(input, splits, output, group, size()));
+  return submitted(core_, all_to_all_request(input, splits, output, group));
 }
 
 void Engine::send(const TensorView& tensor, int receiver, int tag) {
-  core_->run_to_end(pair_request(Kind::send, tensor, rank(), receiver, tag));
+  core_->run_to_end(pair_request(Kind::send, tensor, receiver, tag));
 }
 Work Engine::send_async(const TensorView& tensor, int receiver, int tag) {
-  return run_async(core_, pair_request(Kind::send, tensor, rank(), receiver, tag));
+  return submitted(core_, pair_request(Kind::send, tensor, receiver, tag));
 }
 void Engine::receive(const TensorView& tensor, int sender, int tag) {
-  core_->run_to_end(pair_request(Kind::receive, tensor, sender, rank(), tag));
+  core_->run_to_end(pair_request(Kind::receive, tensor, sender, tag));
 }
 Work Engine::receive_async(const TensorView& tensor, int sender, int tag) {
-  return run_async(core_, pair_request(Kind::receive, tensor, sender, rank(), tag));
+  return submitted(core_, pair_request(Kind::receive, tensor, sender, tag));
 }
 
 void Engine::barrier(const std::string& name, const Group& group) {
@@ -242,13 +210,27 @@ void Engine::barrier(const std::string& name, const Group& group) {
   core_->run_to_end(barrier_request(name, group));
 }
 Work Engine::barrier_async(const std::string& name, const Group& group) {
-  return run_async(core_, barrier_request(name, group));
+  return submitted(core_, barrier_request(name, group));
 }
 
 int Engine::join(const Group& group) { return join_async(group).result().last_joined; }
-Work Engine::join_async(const Group& group) { return run_async(core_, request_for(Kind::join, {}, {}, group)); }
+Work Engine::join_async(const Group& group) { return submitted(core_, request_for(Kind::join, {}, {}, group)); }
 
 Group Engine::make_group(const std::vector<int>& ranks) { return Group(core_->make_group(ranks)); }
+
+Group Engine::group(std::size_t index) const {
+  if (index >= groups_.size()) {
+    throw Error(ErrorCode::invalid_argument, "there is no group " + std::to_string(index) +
+                                                 " from the start: the options "
+                                                 "had " +
+                                                 std::to_string(groups_.size()) + ", counted from 0");
+  }
+  if (!groups_[index].members()) {
+    throw Error(ErrorCode::invalid_argument, "rank " + std::to_string(rank()) + " does not belong to group " +
+                                                 std::to_string(index) + " of the options");
+  }
+  return groups_[index];
+}
 
 void Engine::begin_step() { core_->begin_step(); }
 void Engine::begin_exclusive_step() { core_->begin_step(/*exclusive=*/true); }
@@ -260,11 +242,17 @@ std::unique_ptr<Engine> Engine::continue_with_survivors() {
   return std::unique_ptr<Engine>(new Engine(engine::connect_survivors(*core_)));
 }
 
-void Engine::start_timeline(const std::string& path, bool mark_steps) {
-  core_->recorder().timeline().start(path, rank(), mark_steps);
+void Engine::start_timeline(const std::string& path, bool mark_steps, bool exact_path) {
+  core_->recorder().timeline().start(path, rank(), {.mark_cycles = mark_steps, .exact_path = exact_path});
 }
 void Engine::stop_timeline() { core_->recorder().timeline().stop(); }
 std::string Engine::flight_record() const { return core_->recorder().flight_record().text(rank(), "asked for"); }
+std::vector<Counter> Engine::counters() const {
+  std::vector<Counter> counters;
+  for (const auto& sample : core_->recorder().counters().snapshot())
+    counters.push_back({.name = sample.name, .kind = sample.kind, .value = sample.value});
+  return counters;
+}
 
 void* Engine::allocate(std::size_t bytes) {
   auto* shared = core_->transport().shared();
@@ -274,6 +262,21 @@ void Engine::deallocate(void* block) {
   auto* shared = core_->transport().shared();
   if (shared == nullptr) throw Error(ErrorCode::invalid_argument, "this engine has no heap: a world of one needs none");
   shared->deallocate(block);
+}
+bool Engine::holds(const void* data, std::size_t bytes) const {
+  auto* shared = core_->transport().shared();
+  return shared != nullptr && shared->place_of(data, bytes) != transport::kNowhere;
+}
+bool Engine::serve_allocations(const std::vector<std::size_t>& sizes, int (*meant)()) {
+  return core_->served().serve(sizes, meant);
+}
+
+bool Engine::shares_memory() const noexcept { return size() > 1 && core_->transport().shared() != nullptr; }
+Block Engine::make_block(std::size_t bytes, std::uint32_t users) {
+  return Block(engine::SharedBlock::make(core_, bytes, users));
+}
+Block Engine::open_block(int owner, std::uint64_t place) {
+  return Block(engine::SharedBlock::open(core_, owner, place));
 }
 
 Work::Work(std::shared_ptr<engine::Operation> operation, std::shared_ptr<engine::Core> core)
@@ -308,13 +311,34 @@ bool Work::wait_until(std::chrono::milliseconds limit, bool in_slices) const {
   return true;
 }
 
+const std::shared_ptr<engine::Operation>& Work::at(std::size_t index) const {
+  if (index >= size()) {
+    throw Error(ErrorCode::invalid_argument, "there is no operation " + std::to_string(index) +
+                                                 " in this handle: it has " + std::to_string(size()) +
+                                                 ", counted from 0");
+  }
+  return index == 0 ? first_ : others_[index - 1];
+}
+
 Result Work::result(std::size_t index) const {
   wait();
-  const auto& operation = index == 0 && first_ ? first_ : others_.at(index - 1);
+  const auto& operation = at(index);
   return {.tensor = operation->result,
           .received = operation->received,
           .last_joined = operation->last_joined,
           .memory = operation};
+}
+
+std::exception_ptr Work::exception() const {
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (auto found = exception(i)) return found;
+  }
+  return nullptr;
+}
+
+std::exception_ptr Work::exception(std::size_t index) const {
+  const auto& operation = at(index);
+  return operation->has_failed() ? std::make_exception_ptr(*operation->error) : nullptr;
 }
 
 }  // namespace lockstep

@@ -117,7 +117,10 @@ void Core::begin(const OperationPtr& operation, const negotiation::Gathering& ga
 // A mistake of this rank's caller, or one that every rank sees alike, ends the operation here. When the machine refuses
 // to do its part, or an epilogue does, the others would wait for it in vain, so the world ends.
 void Core::give_up(const OperationPtr& operation, const Error& error) {
-  if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::mismatch) return fail(operation, error);
+  if (error.code() == ErrorCode::invalid_argument || error.code() == ErrorCode::mismatch) {
+    if (transport::Messages* messages = transport_->messages()) messages->refuse(operation->notice.head.id);
+    return fail(operation, error);
+  }
   transport_->pronounce(
       {.code = error.code(),
        .rank = transport_->rank(),
@@ -228,7 +231,8 @@ bool Core::progress() {
   for (std::size_t i = 0; i < running_.size();) {
     const OperationPtr operation = running_[i];
     try {
-      if (!operation->algorithm->advance()) {
+      operation->has_result = operation->has_result || operation->algorithm->advance();
+      if (!operation->has_result || !transport_->has_sent(operation->notice.head.id)) {
         ++i;
         continue;
       }

@@ -149,12 +149,15 @@ inline Bytes values(DType dtype, int rank, std::size_t elements, unsigned salt =
   return bytes;
 }
 
+/// How operations are submitted.
+enum class Submission { blocking, async, grouped };
+
 struct Case {
   DType dtype;
   std::int64_t rows;
   std::int64_t columns;
   bool in_heap;
-  bool background;
+  Submission submission;
 
   std::size_t elements() const { return static_cast<std::size_t>(rows * columns); }
 };
@@ -171,7 +174,6 @@ struct Known {
       all_rows += static_cast<std::int64_t>(given_rows(rank));
       all_given.insert(all_given.end(), given.back().begin(), given.back().end());
     }
-    if (one.elements() == 0) return;
     for (ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::min, ReduceOp::max, ReduceOp::product}) {
       if (collective::is_defined(one.dtype, op))
         reduced[op] = reference(one.dtype, op, leaves, one.elements(), static_cast<std::uint64_t>(size));

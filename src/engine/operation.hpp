@@ -67,6 +67,7 @@ class Operation {
   explicit Operation(Request asked) : request(std::move(asked)) {}
 
   bool ended() const { return state.load(std::memory_order_acquire) != State::pending; }
+  bool has_failed() const { return state.load(std::memory_order_acquire) == State::failed; }
 
   // What a planned operation touches comes first, on few cache lines.
   std::atomic<State> state{State::pending};
@@ -74,6 +75,7 @@ class Operation {
   bool of_step = false;     ///< submitted as a part of the step
   bool background = false;  ///< nobody may be waiting: the engine's thread sees to it
   bool stall_reported = false;
+  bool has_result = false;              ///< its algorithm is done; what it sends may still be waiting for room
   int entry = -1;                       ///< of the plan, under whose name it is
   int bucket = -1;                      ///< of the plan, with which it ends, or which it is
   std::uint64_t key = 0;                ///< of its name (name_key)
@@ -88,6 +90,7 @@ class Operation {
   Request request;
 
   std::chrono::steady_clock::time_point submitted{};
+  std::span<const std::byte> attached;  ///< the tensor, where it goes along with the notice
   std::byte* staged = nullptr;          ///< the tensor's copy in shared memory, when it does not live there
   std::byte* staged_result = nullptr;   ///< where in that block peers put the result
   std::byte* staged_splits = nullptr;   ///< the splits of an all-to-all there

@@ -127,6 +127,21 @@ bool is_plain(const Request& request) {
          request.op != ReduceOp::adasum;
 }
 
+void complete_request(Request& request, int rank) {
+  if (is_pair(request.kind)) {
+    request.root = request.kind == Kind::send ? rank : request.partner;
+    request.receiver = request.kind == Kind::send ? request.partner : rank;
+  }
+  if (request.kind != Kind::all_to_all || !request.splits.empty()) return;
+  const auto parts = static_cast<std::int64_t>(request.group->ranks.size());
+  const std::int64_t rows = request.input.shape.empty() ? 1 : request.input.shape.front();
+  if (rows % parts != 0) {
+    refuse(fmt::format("all-to-all of '{}': {} rows do not divide evenly among {} ranks. Pass splits.",
+                       request.input.name, rows, parts));
+  }
+  request.splits.assign(static_cast<std::size_t>(parts), rows / parts);
+}
+
 void check_request(const Request& request, int rank) {
   const TensorView& input = request.input;
   const auto& members = *request.group;

@@ -17,6 +17,10 @@ void take_partials(Request& request, const LeafRange& leaves);
 /// is.
 bool is_plain(const Request& request);
 
+/// Fills in what a caller may leave to the engine: equal splits, and which side of a pair is `rank`. Throws
+/// Error(invalid_argument) for rows that do not divide evenly. REQUIRES: the group is set.
+void complete_request(Request& request, int rank);
+
 /// Throws Error(invalid_argument) for a request that makes no sense on `rank`. REQUIRES: the group is set.
 void check_request(const Request& request, int rank);
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <limits>
 
 #include "base/log.hpp"
 #include "collective/adasum_plan.hpp"
@@ -47,6 +48,17 @@ constexpr std::size_t kLeastPulled = 512 * 1024;
 
 // A tiny tensor travels in the notice, unless ranks give different amounts, or one of them has to compute for all.
 bool may_be_inline(const Request& request) { return request.kind != Kind::all_to_all && is_plain(request); }
+
+// Over messages, a tensor that all others need whole goes along with the notice, since that takes one way through the
+// network instead of three.
+std::size_t most_attached(const Request& request, const transport::Transport& transport) {
+  const auto ranks = static_cast<std::size_t>(transport.size());
+  if (request.group->ranks.size() != ranks || !may_be_inline(request)) return 0;  // otherwise strangers got it too
+  const std::size_t most = transport.most_attached();
+  if (request.kind == Kind::broadcast || request.kind == Kind::all_gather) return most;
+  if (request.kind != Kind::all_reduce) return 0;
+  return std::min(most, most_attached_sum(transport));
+}
 
 // nullptr when there is no room, which the notice then says.
 std::byte* heap_block(std::size_t bytes, Operation& operation, transport::SharedMemory& shared) {
@@ -115,6 +127,44 @@ bool stage_relay(Operation& operation, std::size_t bytes, transport::SharedMemor
 
 }  // namespace
 
+std::size_t most_attached_sum(const std::vector<std::size_t>& ranks_of_hosts, std::size_t bytes_per_trip) {
+  const std::size_t hosts = ranks_of_hosts.size();
+  std::size_t ranks = 0, fullest = 0;
+  for (const std::size_t here : ranks_of_hosts) {
+    ranks += here;
+    fullest = std::max(fullest, here);
+  }
+  // Through the fullest host's port: of each rank there all of it to each elsewhere, instead of 2 (h-1)/h of it once.
+  const std::size_t extra_parts = fullest * (ranks - fullest) * hosts - 2 * (hosts - 1);  // in h-ths
+  return extra_parts == 0 ? std::numeric_limits<std::size_t>::max() : bytes_per_trip * hosts / extra_parts;
+}
+
+std::size_t most_attached_sum(const transport::Transport& transport) {
+  constexpr std::size_t kUsualTrip = 32 * 1024;  // of loopback, and until the network is known
+  std::vector<std::size_t> ranks_of_hosts;
+  for (int rank = 0; rank < transport.size(); ++rank) {
+    const auto host = static_cast<std::size_t>(transport.host_of(rank));
+    if (host >= ranks_of_hosts.size()) ranks_of_hosts.resize(host + 1);
+    ++ranks_of_hosts[host];
+  }
+  std::erase(ranks_of_hosts, 0U);
+  // Ranks that share one and have nothing but connections are as far apart as if each had its own.
+  if (ranks_of_hosts.size() == 1) ranks_of_hosts.assign(ranks_of_hosts.front(), 1);
+  const std::size_t known = transport.bytes_per_trip();
+  return most_attached_sum(ranks_of_hosts, known == 0 ? kUsualTrip : known);
+}
+
+std::string choice_text(const transport::Transport& transport) {
+  const transport::Network network = transport.network();
+  const std::size_t most = std::min(transport.most_attached(), most_attached_sum(transport));
+  return fmt::format(
+      "between hosts a round trip takes {:.3g} ms, and a port carries {:.3g} MB/s. All-reduce: up to {} bytes inside "
+      "the "
+      "notice, up to {} bytes attached to it, larger ones in slices",
+      std::chrono::duration<double, std::milli>(network.trip).count(), network.rate / 1e6, transport::kInlineBytes,
+      std::max(most, transport::kInlineBytes));
+}
+
 transport::Place place_of(const void* data, std::size_t bytes, transport::SharedMemory& shared) {
   const transport::Place place = shared.place_of(data, bytes);
   return place == kNowhere && bytes >= kLeastPulled ? shared.private_place(data) : place;
@@ -129,6 +179,10 @@ void stage(Operation& operation, transport::Transport& transport, Way way) {
   if (bytes > 0 && bytes <= transport::kInlineBytes && may_be_inline(request)) {
     head.inline_bytes = static_cast<std::uint16_t>(bytes);
     std::memcpy(head.inline_data, request.input.data, bytes);
+    return;
+  }
+  if (bytes > 0 && bytes <= most_attached(request, transport)) {
+    operation.attached = {static_cast<const std::byte*>(request.input.data), bytes};
     return;
   }
   transport::SharedMemory* shared = transport.shared();
@@ -204,6 +258,11 @@ void describe_party(collective::Party& party, const transport::NoticeRef& notice
   if (kind == Kind::all_to_all && notice.head == &own.notice.head) party.splits = own.request.splits.data();
   if (head.inline_bytes > 0) {
     party.input = notice.offer != nullptr ? notice.offer->data : head.inline_data;
+    party.carried = party.copied = true;
+    return;
+  }
+  if (!notice.attached.empty()) {
+    party.input = notice.attached.data();
     party.carried = party.copied = true;
     return;
   }

@@ -1,6 +1,9 @@
 // How a tensor reaches the peers and how the result comes back.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "engine/operation.hpp"
 #include "transport/transport.hpp"
 
@@ -15,9 +18,19 @@ enum class Way {
   relayed,  ///< its owner, which waits anyway, does its share: the fastest when every rank has a core
 };
 
-/// Decides how the input reaches the peers: inside the notice, where it lies, or as a copy in shared memory. Over
-/// messages there is nothing to do. When the heap is full and peers cannot read this process, the notice says so.
+/// Decides how the input reaches the peers: inside the notice or attached to it, where it lies, or as a copy in shared
+/// memory. Over messages, what is larger is sent later. When the heap is full and peers cannot read this process, the
+/// notice says so.
 void stage(Operation& operation, transport::Transport& transport, Way way = Way::copied);
+
+/// The largest sum that is worth to be attached to notices, which costs bytes and saves a round trip: of the three ways
+/// through the network that slices take, two. Ranks that think otherwise of it waste bytes; results stay the same,
+/// since what is done follows from the notices. `ranks_of_hosts`: how many are in each.
+std::size_t most_attached_sum(const std::vector<std::size_t>& ranks_of_hosts, std::size_t bytes_per_trip);
+std::size_t most_attached_sum(const transport::Transport& transport);
+
+/// For people: how the size of a tensor decides what is done between hosts.
+std::string choice_text(const transport::Transport& transport);
 
 /// Copies a result that was made in the staged copy to where the caller wants it.
 void unstage(Operation& operation);

@@ -34,7 +34,7 @@ Request pair(Kind kind, float& value, int self, int partner, int tag = 0) {
   return request;
 }
 
-std::string failure_of(Core& core, const Request& request) {
+std::string mismatch_of(Core& core, const Request& request) {
   try {
     run(core, request);
   } catch (const Error& error) {
@@ -56,8 +56,8 @@ class Deadlock : public testing::TestWithParam<std::tuple<Over, int>> {
     const auto begin = std::chrono::steady_clock::now();
     run_world(over(), size(), [&](Core& core) {
       trust_under_sanitizer(core);
-      const std::string report = failure_of(core, request(core));
-      EXPECT_EQ(failure_of(core, barrier()), report) << "a later operation";
+      const std::string report = mismatch_of(core, request(core));
+      EXPECT_EQ(mismatch_of(core, barrier()), report) << "a later operation";
       std::lock_guard lock(mutex);
       reports.push_back(report);
     });
@@ -136,7 +136,7 @@ TEST_P(Deadlock, OfThoseThatAreLeft) {
     run(core, barrier());
     if (rank == size()) return core.stop();
     float value = 0;
-    if (failure_of(core, pair(Kind::receive, value, rank, (rank + 1) % size())).find("deadlock: ") == 0) ++told;
+    if (mismatch_of(core, pair(Kind::receive, value, rank, (rank + 1) % size())).find("deadlock: ") == 0) ++told;
   });
   EXPECT_EQ(told, size());
 }
@@ -161,7 +161,7 @@ TEST_P(Deadlock, OfSeveralThreadsOfARank) {
     trust_under_sanitizer(core);
     const std::string side = core.options().rank == 0 ? "a" : "b";
     const auto block = [&](const std::string& name) {
-      if (failure_of(core, barrier(name)).find("deadlock: ") == 0) ++told;
+      if (mismatch_of(core, barrier(name)).find("deadlock: ") == 0) ++told;
     };
     std::thread second([&] { block(side + " of the second thread"); });
     block(side + " of the first thread");

@@ -1,14 +1,17 @@
-// A whole world inside one test: ranks are threads, on the memory, the shm or the tcp transport.
+// A whole world inside one test: ranks are threads, on the memory, the shm or the tcp transport; there on one host, or
+// as if they were on two.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "base/sanitizer_test.hpp"
@@ -21,22 +24,39 @@
 
 namespace lockstep::engine {
 
-enum class Over { memory, shm, tcp };
+enum class Over { memory, shm, tcp, hosts };
 
 inline const char* name_of(Over over) {
+  if (over == Over::hosts) return "hosts";
   if (over == Over::tcp) return "tcp";
   return over == Over::memory ? "memory" : "shm";
 }
 
-/// Worlds over TCP that a suite runs in: a few, or with LOCKSTEP_TEST_FULL=1 as many as over the others.
-inline std::vector<int> tcp_sizes(std::vector<int> usual) {
-  return std::getenv("LOCKSTEP_TEST_FULL") == nullptr ? usual : std::vector<int>{2, 3, 4, 5, 8};
+/// Worlds over TCP that a suite runs in, by their sizes: a few, or with LOCKSTEP_TEST_FULL=1 as many as over the
+/// others.
+inline std::vector<std::tuple<Over, int>> tcp_worlds(std::vector<int> tcp, std::vector<int> hosts) {
+  if (std::getenv("LOCKSTEP_TEST_FULL") != nullptr) {
+    tcp = {2, 3, 4, 5, 8};
+    hosts = {2, 4, 5, 8};
+  }
+  std::vector<std::tuple<Over, int>> worlds;
+  for (const int size : tcp) worlds.emplace_back(Over::tcp, size);
+  for (const int size : hosts) worlds.emplace_back(Over::hosts, size);
+  return worlds;
+}
+
+/// The first half of the ranks, rounded up, is on one host and the rest on another: 1+1, 2+2, 3+2, 4+4.
+inline std::vector<std::unique_ptr<transport::Transport>> make_two_hosts(int size) {
+  std::vector<int> hosts(static_cast<std::size_t>(size), 1);
+  std::fill_n(hosts.begin(), (size + 1) / 2, 0);
+  return transport::make_tcp_hosts(hosts);
 }
 
 inline std::vector<std::unique_ptr<transport::Transport>> make_world(Over over, int size,
                                                                      std::size_t arena_bytes = 32 << 20) {
   if (over == Over::memory) return transport::make_memory_world(size);
   if (over == Over::tcp) return transport::make_tcp_world(size);
+  if (over == Over::hosts) return make_two_hosts(size);
   // One mapping, several threads: so the thread sanitizer sees every access to the shared memory.
   const Fd fd = heap::Segment::create(transport::shm_segment_shape(size, arena_bytes));
   auto segment = heap::Segment::attach(fd);

@@ -23,7 +23,15 @@ Arena::Arena(std::byte* base, std::size_t bytes, Commit commit)
   if (bytes > 0) add_gap(0, bytes);
 }
 
-void* Arena::allocate(std::size_t bytes) {
+void* Arena::allocate(std::size_t bytes) { return find(bytes, /*commits=*/true); }
+void* Arena::reserve(std::size_t bytes) { return find(std::max(bytes, kLarge), /*commits=*/false); }
+
+bool Arena::commit_part(std::byte* first, std::size_t bytes) {
+  std::lock_guard lock(mutex_);
+  return commit(static_cast<std::size_t>(first - base_), bytes);
+}
+
+void* Arena::find(std::size_t bytes, bool commits) {
   if (bytes > bytes_) return nullptr;  // also keeps the rounding below from wrapping around
   const std::size_t unit = bytes >= kLarge ? kPage : kAlignment;
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), unit);
@@ -32,7 +40,7 @@ void* Arena::allocate(std::size_t bytes) {
     const auto [gap_bytes, gap_offset] = *it;
     const std::size_t offset = round_up(gap_offset, unit);
     if (offset + wanted > gap_offset + gap_bytes) continue;  // too small once aligned
-    if (!commit(offset, wanted)) continue;                   // another gap may have been used before
+    if (commits && !commit(offset, wanted)) continue;        // another gap may have been used before
     remove_gap(gaps_.find(gap_offset));
     if (offset > gap_offset) add_gap(gap_offset, offset - gap_offset);
     const std::size_t rest = gap_offset + gap_bytes - (offset + wanted);

@@ -26,6 +26,12 @@ class Arena {
   /// the first time, and stays so. A request for 0 bytes gets the smallest block.
   void* allocate(std::size_t bytes);
 
+  /// As `allocate`, at a page, but nothing is committed yet: `commit_part` does that, before any of it is touched.
+  void* reserve(std::size_t bytes);
+
+  /// False: there is no memory for it. For a part of a block that was reserved.
+  bool commit_part(std::byte* first, std::size_t bytes);
+
   /// Throws Error(invalid_argument) for an address that was not handed out, or was given back already.
   void deallocate(void* block);
 
@@ -34,9 +40,11 @@ class Arena {
     return first >= base_ && first < base_ + bytes_ && bytes <= static_cast<std::size_t>(base_ + bytes_ - first);
   }
   std::byte* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
   std::size_t bytes_in_use() const;
 
  private:
+  void* find(std::size_t bytes, bool commits);
   bool commit(std::size_t offset, std::size_t bytes);
   void add_gap(std::size_t offset, std::size_t bytes);
   void remove_gap(std::map<std::size_t, std::size_t>::iterator gap);

@@ -55,17 +55,6 @@ bool take_memory(int fd, std::size_t offset, std::size_t bytes) {
   return failed == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
 }
 
-std::byte* map(const Fd& fd, std::size_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (base == MAP_FAILED) {
-    throw_errno(fmt::format(
-        "map {} MB of shared memory. Likely cause: a limit on address space (ulimit -v). Next step: raise it, or "
-        "set LOCKSTEP_HEAP_BYTES to less per rank",
-        bytes >> 20));
-  }
-  return static_cast<std::byte*>(base);
-}
-
 }  // namespace
 
 Fd Segment::create(const SegmentShape& shape) {
@@ -84,7 +73,9 @@ Fd Segment::create(const SegmentShape& shape) {
                                                (arena_offset(shape) >> 20) + 1, shape.ranks));
   }
   const std::size_t head = control_offset(shape);
-  std::byte* base = map(fd, head);
+  void* mapped = ::mmap(nullptr, head, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (mapped == MAP_FAILED) throw_errno("map shared memory");
+  auto* base = static_cast<std::byte*>(mapped);
   *reinterpret_cast<Header*>(base) = {.magic = kMagic, .shape = shape};
   for (std::uint32_t rank = 0; rank < shape.ranks; ++rank) {
     reinterpret_cast<LivenessWord*>(base + liveness_offset() + rank * kLivenessStride)->initialise();
@@ -106,16 +97,14 @@ std::shared_ptr<Segment> Segment::attach(const Fd& fd) {
   const auto bytes = static_cast<std::size_t>(status.st_size);
   Fd own(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
   if (!own) throw_errno("keep the shared memory of this host");
-  return std::shared_ptr<Segment>(new Segment(std::move(own), map(fd, bytes), bytes, header.shape));
+  return std::shared_ptr<Segment>(new Segment(std::move(own), bytes, header.shape));
 }
 
 bool Segment::commit(const std::byte* first, std::size_t bytes) const {
   const auto left = memory_left();
   if (left && *left < bytes + kReserve) return false;
-  return take_memory(fd_.get(), static_cast<std::size_t>(first - base_), bytes);
+  return take_memory(mapping_.file(), static_cast<std::size_t>(first - base_), bytes);
 }
-
-Segment::~Segment() { ::munmap(base_, bytes_); }
 
 LivenessWord& Segment::liveness(int rank) {
   return *reinterpret_cast<LivenessWord*>(base_ + liveness_offset() + static_cast<std::size_t>(rank) * kLivenessStride);

@@ -3,8 +3,7 @@
 //     header | liveness words | control block of rank 0, 1, ... | arena of rank 0 | arena of rank 1 | ...
 //
 // It has no name and no path, is sealed against shrinking, and goes away with the last process that maps it. Arenas are
-// sparse: a page costs memory only when it is touched. The descriptor is closed after mapping, so that a forked child
-// holds nothing.
+// sparse: a page costs memory only when it is touched. A forked child has a private copy of it.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +12,7 @@
 
 #include "base/fd.hpp"
 #include "heap/liveness.hpp"
+#include "heap/shared_mapping.hpp"
 
 namespace lockstep::heap {
 
@@ -30,7 +30,6 @@ class Segment {
   /// Maps it. Throws Error(system) when the address space does not suffice.
   static std::shared_ptr<Segment> attach(const Fd& fd);
 
-  ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
@@ -44,12 +43,11 @@ class Segment {
   bool commit(const std::byte* first, std::size_t bytes) const;
 
  private:
-  Segment(Fd fd, std::byte* base, std::size_t bytes, const SegmentShape& shape)
-      : fd_(std::move(fd)), base_(base), bytes_(bytes), shape_(shape) {}
+  Segment(Fd file, std::size_t bytes, const SegmentShape& shape)
+      : mapping_(std::move(file), bytes), base_(mapping_.base()), shape_(shape) {}
 
-  Fd fd_;
+  SharedMapping mapping_;
   std::byte* base_;
-  std::size_t bytes_;
   SegmentShape shape_;
 };
 

@@ -24,14 +24,18 @@ Groups::Groups(int rank, int size) : rank_(rank), size_(size) {
   groups_.emplace(kWorld, world_);
 }
 
-MembersPtr Groups::make(std::vector<int> ranks) {
+void Groups::check(std::vector<int>& ranks, int size) {
   std::sort(ranks.begin(), ranks.end());
   const bool doubled = std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end();
-  if (ranks.empty() || doubled || ranks.front() < 0 || ranks.back() >= size_) {
+  if (ranks.empty() || doubled || ranks.front() < 0 || ranks.back() >= size) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("a group of ranks [{}] makes no sense: each must be named once, from 0 to {}",
-                            fmt::join(ranks, ", "), size_ - 1));
+                            fmt::join(ranks, ", "), size - 1));
   }
+}
+
+MembersPtr Groups::make(std::vector<int> ranks) {
+  check(ranks, size_);
   if (!std::binary_search(ranks.begin(), ranks.end(), rank_)) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("rank {} is not among the ranks [{}] of the group; only its members make it", rank_,

@@ -31,8 +31,11 @@ class Groups {
 
   const MembersPtr& world() const { return world_; }
 
-  /// This rank makes a group that it belongs to. Throws Error(invalid_argument) for ranks that do not exist, that are
-  /// named twice, or when this rank is not among them.
+  /// Sorts the ranks of a group. Throws Error(invalid_argument) for ranks that do not exist or are named twice, and for
+  /// none.
+  static void check(std::vector<int>& ranks, int size);
+
+  /// This rank makes a group that it belongs to. Throws what `check` throws, also when this rank is not among them.
   MembersPtr make(std::vector<int> ranks);
 
   /// A peer has announced a group.

@@ -1,6 +1,7 @@
 #include "net/address.hpp"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include "lockstep/error.hpp"
 #include "net/socket.hpp"
@@ -51,6 +52,20 @@ TEST(Listener, ListensOnOneInterfaceAndAPortOfTheSystemsChoice) {
   EXPECT_EQ(listener.address().text().substr(0, 10), "127.0.0.1:");
   for (const char* everywhere : {"0.0.0.0:0", "[::]:0"})
     EXPECT_THROW(Listener(Address::parse(everywhere).value()), Error) << everywhere;
+}
+
+TEST(Listener, IsHeardOnlyWhileItIsOpenAndKeepsItsPort) {
+  Listener listener(Address::loopback());
+  const auto call = [&] { return Socket::connect(listener.address(), Clock::now() + std::chrono::seconds(5)); };
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_THROW(call(), NobodyListens);
+    EXPECT_THROW(Listener(listener.address()).open(), Error) << "the port is not its own";
+    listener.open();
+    EXPECT_NO_THROW(call());
+    EXPECT_TRUE(wait_for(listener.fd(), POLLIN, Clock::now() + std::chrono::seconds(5)));
+    EXPECT_TRUE(listener.accept());
+    listener.close();
+  }
 }
 
 TEST(Socket, SaysThatNobodyListens) {

@@ -18,8 +18,8 @@ auto until_deadline(const Call& call, Attempt&& attempt) {
       return attempt();
     } catch (const ConnectionLost& lost) {
       if (Clock::now() + pause >= call.deadline) {
-        throw Error(ErrorCode::timeout, "rank " + std::to_string(call.rank) + " at " + call.address.text() +
-                                            " did not let this rank in in time: " + lost.what());
+        throw ConnectionLost("rank " + std::to_string(call.rank) + " at " + call.address.text() +
+                             " did not let this rank in in time: " + lost.what());
       }
       std::this_thread::sleep_for(pause);
     }
@@ -31,9 +31,13 @@ auto until_deadline(const Call& call, Attempt&& attempt) {
               "rank " + std::to_string(call.rank) + " at " + call.address.text() + " did not answer in time");
 }
 
+Socket connect(const Call& call) {
+  return Socket::connect(call.address, std::min(call.deadline, Clock::now() + call.first_answer));
+}
+
 std::unique_ptr<TlsStream> handshake(const TlsContext& tls, const Call& call, const Identity& identity,
                                      const Digest& key) {
-  auto stream = TlsStream::call(tls, Socket::connect(call.address, call.deadline), encode(identity), key);
+  auto stream = TlsStream::call(tls, connect(call), encode(identity), key);
   try {
     while (!stream->handshake()) {
       if (!wait_for(stream->fd(), stream->wants_write() ? POLLOUT : POLLIN, call.deadline)) no_answer(call);
@@ -80,7 +84,7 @@ ControlChannel call_control(const TlsContext& tls, const Membership& self, const
 std::unique_ptr<Stream> call_data(const Membership& self, const Call& call, std::uint32_t connection,
                                   const Digest& data_key) {
   return until_deadline(call, [&] {
-    auto socket = std::make_unique<Socket>(Socket::connect(call.address, call.deadline));
+    auto socket = std::make_unique<Socket>(connect(call));
     const DataHello hello{.identity = self.identity(call.rank, Use::data, connection), .nonce = random_nonce()};
     write_whole(*socket, encode(hello), call.deadline);
     std::array<std::byte, kDataAnswerBytes> bytes{};

@@ -20,10 +20,13 @@ struct Call {
   std::uint32_t rank = 0;
   Address address;
   Clock::time_point deadline;
+  /// After which a host that has not answered at all counts as one that does not; by default the deadline alone does.
+  Clock::duration first_answer = std::chrono::hours(1);
 };
 
-/// Throws Refused (in the other side's words), HandshakeFailed when it does not hold the key, Error(unavailable) when
-/// nobody listens, Error(timeout).
+/// Throws Refused (in the other side's words), HandshakeFailed when it does not hold the key, NobodyListens,
+/// Error(unavailable) when there is no way to the host, ConnectionLost when it hung up until the deadline, and
+/// Error(timeout) when it did not answer.
 ControlChannel call_control(const TlsContext& tls, const Membership& self, const Call& call);
 
 /// A connection for data, authenticated with the key of the control channel to that rank.

@@ -73,6 +73,7 @@ TEST(Channel, APlainDataConnectionIsRefusedWhereDataIsEncrypted) {
 
 TEST(Channel, TheKeyIsChangedAfterManyBytes) {
   Listener listener(Address::loopback());
+  listener.open();
   const Digest key = random_nonce();
   const TlsContext tls;
   auto caller =
@@ -94,7 +95,8 @@ TEST(Channel, RefusalsAreInWords) {
   other.protocol = 99;
   other.release = "9.9";
   EXPECT_EQ(reason_for(other, text), Reason::version);
-  EXPECT_NE(text.find("rank 0 has Lockstep 1.0 (protocol 1), rank 1 has Lockstep 9.9 (protocol 99)"), text.npos)
+  EXPECT_NE(text.find("rank 0 has Lockstep 1.0 (protocol 1), rank 1 at 127.0.0.1 has Lockstep 9.9 (protocol 99)"),
+            text.npos)
       << text;
 
   other = GateKeeper::member(1);

@@ -35,9 +35,16 @@ std::vector<std::byte> make_frame(std::uint32_t kind, std::uint32_t epoch, std::
   return frame;
 }
 
+void FrameReader::place(std::uint32_t kind, std::size_t prefix, FindPlace find) {
+  placed_kind_ = kind;
+  prefix_ = prefix;
+  find_place_ = std::move(find);
+}
+
 std::span<std::byte> FrameReader::space() {
   if (header_filled_ < kFrameHeaderBytes) return std::span(header_bytes_).subspan(header_filled_);
-  const std::size_t left = header_.length - arrived_;
+  if (!place_.empty()) return place_.subspan(arrived_ - prefix_);
+  const std::size_t left = (asked_ ? header_.length : prefix_) - arrived_;
   if (stale_) return std::span(payload_).first(std::min(left, payload_.size()));
   // At most doubled: a peer that announces much and sends little costs little.
   if (arrived_ == payload_.size()) payload_.resize(arrived_ + std::min(left, std::max(kGrowth, arrived_)));
@@ -47,6 +54,7 @@ std::span<std::byte> FrameReader::space() {
 void FrameReader::filled(std::size_t bytes) {
   if (header_filled_ == kFrameHeaderBytes) {
     arrived_ += bytes;
+    if (!asked_ && arrived_ == prefix_) ask_for_place();
   } else {
     header_filled_ += bytes;
     if (header_filled_ == kFrameHeaderBytes) begin_frame();
@@ -72,15 +80,34 @@ void FrameReader::begin_frame() {
     throw BadFrame("a frame of epoch " + std::to_string(header_.epoch) + " in epoch " + std::to_string(epoch_));
   }
   stale_ = header_.epoch < epoch_;
+  asked_ = stale_ || !find_place_ || header_.kind != placed_kind_ || header_.length <= prefix_;
   payload_ = {};
   if (stale_) payload_.resize(std::min<std::size_t>(header_.length, kGrowth));
+}
+
+void FrameReader::ask_for_place() {
+  asked_ = true;
+  const std::size_t rest = header_.length - prefix_;
+  place_ = find_place_(std::span(payload_).first(prefix_), rest);
+  if (place_.size() != rest) place_ = {};
+}
+
+// What has arrived there is of no use to anybody; the frame still has to be read to its end.
+void FrameReader::take_back(std::span<const std::byte> range) {
+  const std::less<const std::byte*> before;
+  const bool apart = place_.empty() || !before(place_.data(), range.data() + range.size()) ||
+                     !before(range.data(), place_.data() + place_.size());
+  if (apart) return;
+  place_ = {};
+  payload_.resize(header_.length);
 }
 
 std::optional<Frame> FrameReader::take() {
   if (!complete()) return std::nullopt;
   header_filled_ = 0;
-  payload_.resize(header_.length);
-  return Frame{.kind = header_.kind, .payload = std::exchange(payload_, {})};
+  const std::size_t placed = std::exchange(place_, {}).size();
+  payload_.resize(header_.length - placed);
+  return Frame{.kind = header_.kind, .payload = std::exchange(payload_, {}), .placed = placed};
 }
 
 }  // namespace lockstep::net

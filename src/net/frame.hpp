@@ -6,6 +6,8 @@
 //
 // A length is compared with the limit of its kind before anything else happens, and memory is taken as bytes arrive,
 // not as they are announced. A frame of an older epoch is read past and dropped.
+//
+// A frame of much data can be read past all buffers: whoever knows its first bytes says where the rest belongs.
 #pragma once
 
 #include <array>
@@ -41,6 +43,7 @@ std::vector<std::byte> make_frame(std::uint32_t kind, std::uint32_t epoch, std::
 struct Frame {
   std::uint32_t kind = 0;
   std::vector<std::byte> payload;
+  std::size_t placed = 0;  ///< bytes behind the payload that are where they belong already
 };
 
 /// The peer, though proved, does not speak as it should: the connection is of no use any more.
@@ -58,7 +61,17 @@ class FrameReader {
   /// The largest payload of a kind; nullopt for a kind that does not exist.
   using Limit = std::function<std::optional<std::uint32_t>(std::uint32_t kind)>;
 
+  /// Where the rest of a frame belongs, which begins with `prefix`: nowhere, or exactly so many bytes, which stay
+  /// writable until the frame is complete or `take_back` was called.
+  using FindPlace = std::function<std::span<std::byte>(std::span<const std::byte> prefix, std::size_t rest)>;
+
   FrameReader(std::uint32_t epoch, Limit limit) : epoch_(epoch), limit_(std::move(limit)) {}
+
+  /// Asks `find` about frames of this kind once their first bytes are there.
+  void place(std::uint32_t kind, std::size_t prefix, FindPlace find);
+
+  /// The place of a frame that is arriving is not to be written any more if it lies in this range.
+  void take_back(std::span<const std::byte> range);
 
   /// Where the next bytes belong: at least one and at most 64 KB, or more once a frame has proved to be large.
   std::span<std::byte> space();
@@ -77,6 +90,7 @@ class FrameReader {
 
  private:
   void begin_frame();
+  void ask_for_place();
   bool complete() const { return header_filled_ == kFrameHeaderBytes && arrived_ == header_.length; }
 
   std::uint32_t epoch_;
@@ -88,6 +102,11 @@ class FrameReader {
   std::size_t arrived_ = 0;         ///< of the payload
   std::vector<std::byte> payload_;  ///< may be longer than what has arrived, by at most as much again and 64 KB
   std::uint64_t dropped_ = 0;
+  std::uint32_t placed_kind_ = 0;
+  std::size_t prefix_ = 0;
+  FindPlace find_place_;
+  bool asked_ = true;           ///< whether this frame has a place
+  std::span<std::byte> place_;  ///< of what follows the prefix; empty: none
 };
 
 }  // namespace lockstep::net

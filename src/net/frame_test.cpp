@@ -91,5 +91,48 @@ TEST(Frame, OfAnOlderEpochIsReadPastInLittleMemory) {
   EXPECT_LE(reader.memory(), 64u << 10);
 }
 
+// The data of a frame goes where it belongs, whole or not at all, however the bytes are cut.
+TEST(Frame, TheRestOfAFrameCanBePlaced) {
+  const auto bytes = make_frame(2, kEpoch, payload(100'000)) + make_frame(2, kEpoch, payload(20)) +
+                     make_frame(1, kEpoch, payload(16)) + make_frame(2, kEpoch, payload(5'000));
+  const auto large = payload(100'000);
+  const std::span<const std::byte> whole = large;
+  for (const std::size_t piece : {1u, 7u, 4096u, 1u << 20}) {
+    std::vector<std::byte> place(100'000 - 20);
+    FrameReader reader(kEpoch, limit);
+    reader.place(2, 20, [&](std::span<const std::byte> prefix, std::size_t rest) {
+      EXPECT_TRUE(std::ranges::equal(prefix, payload(20)));
+      return rest == place.size() ? std::span(place) : std::span<std::byte>{};
+    });
+    const auto frames = feed(reader, bytes, piece);
+    ASSERT_EQ(frames.size(), 4u) << piece;
+    EXPECT_EQ(frames[0].payload, payload(20));
+    EXPECT_EQ(frames[0].placed, place.size());
+    EXPECT_TRUE(std::ranges::equal(place, whole.subspan(20)));
+    EXPECT_EQ(frames[1].payload, payload(20));
+    EXPECT_EQ(frames[2].payload, payload(16));
+    EXPECT_EQ(frames[3].payload, payload(5'000));
+    EXPECT_EQ(frames[3].placed, 0u);
+  }
+}
+
+TEST(Frame, APlaceThatIsTakenBackIsNotWrittenAnyMore) {
+  const auto bytes = make_frame(2, kEpoch, payload(1'000)) + make_frame(1, kEpoch, payload(3));
+  std::vector<std::byte> place(900);
+  FrameReader reader(kEpoch, limit);
+  reader.place(2, 100, [&](auto, std::size_t) { return std::span(place); });
+  EXPECT_TRUE(feed(reader, std::span(bytes).first(500)).empty());
+  std::vector<std::byte> other(10);
+  reader.take_back(other);  // somewhere else
+  EXPECT_EQ(reader.space().data(), place.data() + 500 - kFrameHeaderBytes - 100);
+  reader.take_back(std::span(place).subspan(899));
+  const std::vector<std::byte> before = place;
+  const auto frames = feed(reader, std::span(bytes).subspan(500));
+  EXPECT_EQ(place, before);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[0].payload.size(), 1'000u);
+  EXPECT_EQ(frames[1].payload, payload(3));
+}
+
 }  // namespace
 }  // namespace lockstep::net

@@ -21,6 +21,7 @@ Gate::Gate(House house, const GateOptions& options)
       listener_(options.listener ? options.listener : std::make_shared<Listener>(options.address)),
       poll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!poll_) throw_errno("watch sockets");
+  listener_->open();
   house_.data_key = [this](const Identity& identity) -> std::optional<Digest> {
     const auto found = data_keys_.find(identity.from);
     return found == data_keys_.end() ? std::nullopt : std::optional(found->second);
@@ -28,7 +29,7 @@ Gate::Gate(House house, const GateOptions& options)
   watch(listener_->fd(), kListenerId, false, false);
 }
 
-Gate::~Gate() = default;
+Gate::~Gate() { listener_->close(); }
 
 void Gate::watch(int fd, std::uint64_t id, bool write, bool again) const {
   epoll_event event{};

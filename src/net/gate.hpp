@@ -17,7 +17,7 @@ struct GateOptions {
   Address address = Address::loopback();  ///< or one interface's; port 0: the system chooses
   std::size_t most_strangers = 64;        ///< beyond that the oldest is dropped, one that said nothing before others
   std::chrono::milliseconds patience{5'000};  ///< for the proof, from the first contact on
-  std::shared_ptr<Listener> listener = {};    ///< one that listens already, in place of an address
+  std::shared_ptr<Listener> listener = {};    ///< in place of an address; open as long as the gate is there
 };
 
 /// One thread at a time. Of every rank that comes in with a control channel it remembers the key for the data

@@ -32,7 +32,9 @@ std::optional<std::uint32_t> greeting_limit(std::uint32_t kind);
 /// Thrown to a caller that was turned away in words.
 class Refused : public Error {
  public:
-  explicit Refused(const Refusal& refusal) : Error(ErrorCode::unavailable, refusal.text), reason_(refusal.reason) {}
+  explicit Refused(const Refusal& refusal)
+      : Error(refusal.reason == Reason::version ? ErrorCode::incompatible : ErrorCode::unavailable, refusal.text),
+        reason_(refusal.reason) {}
   Reason reason() const { return reason_; }
 
  private:

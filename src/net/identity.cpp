@@ -96,13 +96,15 @@ Digest control_key(std::string_view secret, const Identity& identity) {
                                 ", epoch " + std::to_string(identity.epoch) + ", job " + in_hex(identity.job));
 }
 
-std::optional<Refusal> judge(const Identity& caller, const Membership& listener) {
+std::optional<Refusal> judge(const Identity& caller, const Membership& listener, const std::string& from) {
   const std::string who = "rank " + std::to_string(caller.from);
   const std::string here = "rank " + std::to_string(listener.rank);
   if (caller.protocol != listener.protocol || caller.release != listener.release) {
-    return Refusal{Reason::version, "incompatible versions: " + here + " has " +
-                                        version_text(listener.protocol, listener.release) + ", " + who + " has " +
-                                        version_text(caller.protocol, caller.release) +
+    const std::string on_host = listener.host.empty() ? "" : " on " + listener.host;
+    const std::string at_address = from.empty() ? "" : " at " + from.substr(0, from.rfind(':'));
+    return Refusal{Reason::version, "incompatible versions: " + here + on_host + " has " +
+                                        version_text(listener.protocol, listener.release) + ", " + who + at_address +
+                                        " has " + version_text(caller.protocol, caller.release) +
                                         ". Install the same version everywhere."};
   }
   if (caller.job != listener.job) {

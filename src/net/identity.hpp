@@ -65,6 +65,7 @@ struct Membership {
   std::uint32_t size = 1;
   std::uint32_t protocol = kProtocol;
   std::string release;
+  std::string host = {};  ///< its name, for people
 
   Identity identity(std::uint32_t to, Use use, std::uint32_t connection = 0) const;
 };
@@ -84,7 +85,7 @@ struct Refusal {
   std::string text;  ///< for people: both what is wrong and what to do
 };
 
-/// What speaks against a caller that claims `caller`; nullopt: nothing.
-std::optional<Refusal> judge(const Identity& caller, const Membership& listener);
+/// What speaks against a caller that claims `caller`; nullopt: nothing. `from`: the address from which it called.
+std::optional<Refusal> judge(const Identity& caller, const Membership& listener, const std::string& from = {});
 
 }  // namespace lockstep::net

@@ -52,7 +52,7 @@ std::optional<Digest> Knock::key_of(std::span<const std::byte> bytes) {
 Knock::Outcome Knock::step_tls() {
   if (!tls_->handshake()) return Waiting{};
   if (claimed_->use == Use::data) return Arrival{.stream = std::move(tls_), .identity = *claimed_};
-  const auto refusal = judge(*claimed_, house_.self);
+  const auto refusal = judge(*claimed_, house_.self, from_);
   const auto greeting = refusal ? make_refusal(*refusal, claimed_->epoch)
                                 : make_welcome(house_.self.identity(claimed_->from, Use::control));
   // It fits into what the system holds for a new connection; a caller that made that smaller is none of ours.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/uio.h>
 
 #include <cerrno>
 #include <cstring>
@@ -20,6 +21,25 @@ void send_at_once(int fd) {
 
 bool try_again() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
+// Needed to take a port at which connections of an earlier process have not faded away yet. While a port is held and
+// not open it is off, or else another process could open it.
+void share_port(int fd, int on) { ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on); }
+
+Fd bound_to(const Address& address) {
+  Fd fd(::socket(address.family(), kKind, 0));
+  if (!fd) throw_errno("make a socket");
+  share_port(fd.get(), 1);
+  if (::bind(fd.get(), address.raw(), address.raw_size()) != 0) throw_errno("listen on " + address.text());
+  return fd;
+}
+
+Address address_of(const Fd& fd) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) throw_errno("name a socket");
+  return Address::from(bound);
+}
+
 Fd open_reserve() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 }  // namespace
@@ -33,7 +53,9 @@ Socket Socket::connect(const Address& to, Clock::time_point deadline) {
     socklen_t size = sizeof failure;
     ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &size);
   }
-  if (failure != 0) throw Error(ErrorCode::unavailable, "cannot reach " + to.text() + ": " + std::strerror(failure));
+  const std::string words = "cannot reach " + to.text() + ": " + std::strerror(failure);
+  if (failure == ECONNREFUSED) throw NobodyListens(words);
+  if (failure != 0) throw Error(ErrorCode::unavailable, words);
   send_at_once(fd.get());
   return Socket(std::move(fd));
 }
@@ -47,8 +69,13 @@ std::size_t Socket::read_some(std::span<std::byte> to) {
   throw ConnectionLost(std::string("the connection is lost: ") + std::strerror(errno));
 }
 
-std::size_t Socket::write_some(std::span<const std::byte> from) {
-  const ssize_t gone = ::send(fd_.get(), from.data(), from.size(), MSG_NOSIGNAL);
+std::size_t Socket::write_some(std::span<const std::byte> first, std::span<const std::byte> second) {
+  iovec parts[] = {{.iov_base = const_cast<std::byte*>(first.data()), .iov_len = first.size()},
+                   {.iov_base = const_cast<std::byte*>(second.data()), .iov_len = second.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  const ssize_t gone = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
   if (gone >= 0) return static_cast<std::size_t>(gone);
   if (try_again()) return 0;
   throw ConnectionLost(std::string("the connection is lost: ") + std::strerror(errno));
@@ -74,13 +101,28 @@ Listener::Listener(const Address& address) : reserve_(open_reserve()), address_(
     throw Error(ErrorCode::invalid_argument,
                 "refusing to listen on all interfaces (" + address.text() + "); name the one that the ranks use");
   }
-  fd_ = PrivateFd(Fd(::socket(address.family(), kKind, 0)));
-  if (!fd_ || ::bind(fd_.get(), address.raw(), address.raw_size()) != 0 || ::listen(fd_.get(), SOMAXCONN) != 0)
-    throw_errno("listen on " + address.text());
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) throw_errno("name a socket");
-  address_ = Address::from(bound);
+  Fd fd = bound_to(address);
+  address_ = address_of(fd);
+  // A socket keeps a port that it has asked for by number; one that the system chose would be lost with `close`.
+  if (address != address_) fd = bound_to(address_);
+  share_port(fd.get(), 0);
+  fd_ = PrivateFd(std::move(fd));
+}
+
+void Listener::open() {
+  const std::lock_guard lock(mutex_);
+  if (openings_ == 0) {
+    share_port(fd_.get(), 1);
+    if (::listen(fd_.get(), SOMAXCONN) != 0) throw_errno("listen on " + address_.text());
+  }
+  ++openings_;
+}
+
+void Listener::close() {
+  const std::lock_guard lock(mutex_);
+  if (--openings_ > 0) return;
+  share_port(fd_.get(), 0);
+  ::shutdown(fd_.get(), SHUT_RD);
 }
 
 std::optional<Socket> Listener::accept() {

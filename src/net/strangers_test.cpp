@@ -1,15 +1,14 @@
 // What comes to a port from people who do not belong to the job. In every test a member comes in all the same.
 #include <gtest/gtest.h>
 #include <openssl/rand.h>
-#include <openssl/ssl.h>
 
 #include <chrono>
 #include <cstring>
 #include <fstream>
-#include <memory>
 #include <thread>
 
 #include "net/gate_keeper_test.hpp"
+#include "net/tls_stranger_test.hpp"
 
 namespace lockstep::net {
 namespace {
@@ -62,6 +61,7 @@ class Strangers : public testing::Test {
   /// What a member sends first, as somebody who listens on the wire would record it.
   std::vector<std::byte> recorded_hello() {
     Listener wire(Address::loopback());
+    wire.open();
     std::vector<std::byte> record(4096);
     std::thread member([&] {
       EXPECT_THROW(call_control(TlsContext(), GateKeeper::member(2),
@@ -86,19 +86,10 @@ TEST_F(Strangers, Http) {
 }
 
 TEST_F(Strangers, TlsWithoutTheKey) {
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()), &SSL_CTX_free);
   for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
-    SSL_CTX_set_max_proto_version(context.get(), version);
     Socket socket = connect();
-    const std::unique_ptr<SSL, decltype(&SSL_free)> ssl(SSL_new(context.get()), &SSL_free);
-    SSL_set_fd(ssl.get(), socket.fd());
     const std::uint64_t before = keeper_.strangers();
-    for (;;) {
-      const int result = SSL_connect(ssl.get());
-      ASSERT_NE(result, 1);
-      if (SSL_get_error(ssl.get(), result) != SSL_ERROR_WANT_READ) break;
-      ASSERT_TRUE(wait_for(socket.fd(), POLLIN, soon()));
-    }
+    EXPECT_TRUE(is_refused_without_key(socket, version, soon()));
     keeper_.await_strangers(before + 1);
   }
   expect_member_comes_in();

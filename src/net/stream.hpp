@@ -18,6 +18,12 @@ class ConnectionLost : public Error {
   explicit ConnectionLost(const std::string& message) : Error(ErrorCode::unavailable, message) {}
 };
 
+/// The host answers, and nothing listens there: the process that did has ended, or has not begun to.
+class NobodyListens : public Error {
+ public:
+  explicit NobodyListens(const std::string& message) : Error(ErrorCode::unavailable, message) {}
+};
+
 /// One thread at a time.
 class Stream {
  public:
@@ -29,6 +35,19 @@ class Stream {
   /// Hands over as much as is taken now; 0 when nothing is. What was not taken comes first the next time. Throws
   /// ConnectionLost.
   virtual std::size_t write_some(std::span<const std::byte> from) = 0;
+
+  /// The same for bytes that lie in two places, one behind the other.
+  virtual std::size_t write_some(std::span<const std::byte> first, std::span<const std::byte> second) {
+    const std::size_t gone = first.empty() ? 0 : write_some(first);
+    return gone < first.size() || second.empty() ? gone : gone + write_some(second);
+  }
+
+  /// Nothing is held back on this side: what was not read yet is seen by poll, and what was read or taken in part was
+  /// all there was, or all there was room for.
+  virtual bool is_direct() const { return false; }
+
+  /// Bytes that poll does not see any more, because they lie on this side.
+  virtual std::size_t held_back() const { return 0; }
 
   /// To poll. After a read that took everything there was.
   virtual int fd() const = 0;

@@ -228,6 +228,9 @@ std::size_t TlsStream::read_some(std::span<std::byte> to) {
   return total;
 }
 
+// The rest of one record: OpenSSL takes no more from the socket. Of a record that has not come whole, poll tells.
+std::size_t TlsStream::held_back() const { return static_cast<std::size_t>(SSL_pending(ssl_.get())); }
+
 std::size_t TlsStream::write_some(std::span<const std::byte> from) {
   if (written_with_key_ >= bytes_per_key_ && !write_pending_) {
     require(SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1, "change the key");

@@ -62,6 +62,8 @@ class TlsStream final : public Stream {
 
   std::size_t read_some(std::span<std::byte> to) override;
   std::size_t write_some(std::span<const std::byte> from) override;
+  using Stream::write_some;
+  std::size_t held_back() const override;
   int fd() const override { return socket_.fd(); }
 
   /// Whether the handshake waits to write, instead of to read.

@@ -8,7 +8,9 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <utility>
 
+#include "base/log.hpp"
 #include "net/call.hpp"
 #include "net/frame.hpp"
 #include "net/gate.hpp"
@@ -19,12 +21,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-enum class MeetingKind : std::uint32_t { card = 1, table = 2, failure = 3 };
+enum class MeetingKind : std::uint32_t { card = 1, table = 2, failure = 3, incompatible = 4 };
 
 constexpr std::uint32_t kMostRanks = 1 << 16;
 constexpr std::uint32_t kReasonBytes = 2048;
 constexpr auto kGrace = std::chrono::seconds(3);
 constexpr auto kLook = milliseconds(200);  // between two questions whether there is still hope
+// Rank 0 answers within milliseconds once it is there. Then it is time to say who else may listen in its place.
+constexpr auto kAnswer = std::chrono::seconds(3);
+constexpr const char* kAnotherProgram =
+    "If another program listens at that port, name a free one with LOCKSTEP_MEETING=host:port, for all ranks alike.";
 
 std::optional<std::uint32_t> meeting_limit(std::uint32_t kind) {
   switch (static_cast<MeetingKind>(kind)) {
@@ -33,6 +39,7 @@ std::optional<std::uint32_t> meeting_limit(std::uint32_t kind) {
     case MeetingKind::table:
       return static_cast<std::uint32_t>(kCardBytes * kMostRanks);
     case MeetingKind::failure:
+    case MeetingKind::incompatible:
       return kReasonBytes;
   }
   return std::nullopt;
@@ -86,7 +93,9 @@ class Host {
       }
       if (refusal_) throw net::Refused(*refusal_);
     } catch (const Error& error) {
-      tell_all(MeetingKind::failure, std::as_bytes(std::span(std::string_view(error.what()).substr(0, kReasonBytes))));
+      const bool fits = error.code() != ErrorCode::incompatible;
+      tell_all(fits ? MeetingKind::failure : MeetingKind::incompatible,
+               std::as_bytes(std::span(std::string_view(error.what()).substr(0, kReasonBytes))));
       throw;
     }
     std::vector<Card> table;
@@ -173,21 +182,34 @@ void check_hope(const HostMeetingOptions& options) {
     throw Error(ErrorCode::unavailable, "a rank that was to come died while the others were waiting for it");
 }
 
+[[noreturn]] void refuse_listener(const net::Address& rank_0, const Error& error) {
+  throw Error(ErrorCode::unavailable, fmt::format("whoever listens at {} is not rank 0 of this job: {} {}",
+                                                  rank_0.text(), error.what(), kAnotherProgram));
+}
+
 // Rank 0 may not listen yet, or still hold an earlier meeting.
 Guest call_rank_0(const HostMeetingOptions& options, const net::Address& rank_0, Clock::time_point deadline) {
   const net::TlsContext tls;
   std::string reason;
+  bool warned = false;
   for (auto pause = milliseconds(1);; pause = std::min(pause * 2, milliseconds(50))) {
     try {
-      const net::Call call{.rank = 0, .address = rank_0, .deadline = deadline};
+      const net::Call call{.rank = 0, .address = rank_0, .deadline = std::min(deadline, Clock::now() + kAnswer)};
       return Guest(net::call_control(tls, options.self, call).stream, options.self.epoch);
     } catch (const net::Refused& refused) {
       if (refused.reason() != net::Reason::epoch) throw;
       reason = refused.what();
-    } catch (const net::HandshakeFailed&) {
-      throw;
+    } catch (const net::HandshakeFailed& failure) {
+      refuse_listener(rank_0, failure);
+    } catch (const net::ConnectionLost& lost) {
+      refuse_listener(rank_0, lost);
+    } catch (const net::NobodyListens& nobody) {
+      reason = nobody.what();
     } catch (const Error& error) {
       reason = error.what();
+      if (!std::exchange(warned, true))
+        log::warn(static_cast<int>(options.self.rank),
+                  fmt::format("waiting for rank 0: {}. {}", reason, kAnotherProgram));
     }
     check_hope(options);
     if (Clock::now() + pause >= deadline) {
@@ -207,7 +229,8 @@ std::vector<Card> await_table(Guest& rank_0, const HostMeetingOptions& options, 
       if (frame->kind == static_cast<std::uint32_t>(MeetingKind::table))
         return decode_table(frame->payload, options.self.size);
       const auto* text = reinterpret_cast<const char*>(frame->payload.data());
-      throw Error(ErrorCode::unavailable, std::string(text, frame->payload.size()));
+      const bool fits = frame->kind != static_cast<std::uint32_t>(MeetingKind::incompatible);
+      throw Error(fits ? ErrorCode::unavailable : ErrorCode::incompatible, std::string(text, frame->payload.size()));
     }
     check_hope(options);
     if (Clock::now() >= deadline) throw Error(ErrorCode::unavailable, "rank 0 stopped answering while starting");

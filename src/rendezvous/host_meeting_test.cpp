@@ -98,6 +98,7 @@ TEST(HostMeeting, TellsARankWithAnotherSecretAndIsNotDisturbed) {
 
 TEST(HostMeeting, GarbageDoesNotDisturbIt) {
   const auto listener = std::make_shared<net::Listener>(Address::loopback());
+  listener->open();
   const auto soon = net::Clock::now() + 30s;
   std::vector<net::Socket> strangers;
   for (int i = 0; i < 40; ++i) {

@@ -16,6 +16,7 @@
 #include "base/log.hpp"
 #include "lockstep/error.hpp"
 #include "net/proof.hpp"
+#include "rendezvous/host.hpp"
 
 namespace lockstep::rendezvous {
 namespace {
@@ -50,7 +51,8 @@ struct Answer {
 
 struct Invitation {
   std::uint32_t accepted;  // 0: the meeting failed, and `reason` says why
-  char reason[1020];
+  std::int32_t code;       // then: an ErrorCode
+  char reason[1016];
   std::int32_t pids[kMaxRanks];
 };
 
@@ -139,6 +141,12 @@ ssize_t receive_message(int fd, Message& message, Fd* descriptor = nullptr) {
   return got;
 }
 
+// The error that rank 0 has told.
+Error told(const Invitation& refusal, const std::string& reason) {
+  const bool fits = refusal.code != static_cast<std::int32_t>(ErrorCode::incompatible);
+  return {fits ? ErrorCode::unavailable : ErrorCode::incompatible, reason};
+}
+
 void set_text(char* target, std::size_t capacity, const std::string& text) {
   const std::size_t length = std::min(text.size(), capacity - 1);
   std::memcpy(target, text.data(), length);
@@ -219,8 +227,9 @@ class LocalMeeting::Listener {
     Clock::time_point since;
   };
 
-  [[noreturn]] void fail(const std::string& reason) {
+  [[noreturn]] void fail(const std::string& reason, ErrorCode code = ErrorCode::unavailable) {
     auto refusal = std::make_unique<Invitation>();
+    refusal->code = static_cast<std::int32_t>(code);
     set_text(refusal->reason, sizeof refusal->reason, reason);
     for (auto& [rank, caller] : callers_) {
       try {
@@ -228,7 +237,7 @@ class LocalMeeting::Listener {
       } catch (const Error&) {  // it is gone: nobody to tell
       }
     }
-    throw Error(ErrorCode::unavailable, reason);
+    throw Error(code, reason);
   }
 
   std::string missing_text() const {
@@ -288,9 +297,10 @@ class LocalMeeting::Listener {
     const std::string theirs = text_of(hello.version, sizeof hello.version);
     callers_.insert_or_assign(rank, std::move(stranger));
     if (theirs != options_.version) {
-      fail(fmt::format(
-          "incompatible versions: rank 0 has Lockstep {}, rank {} has {}. Install the same version everywhere.",
-          options_.version, rank, theirs));
+      fail(fmt::format("incompatible versions: rank 0 has Lockstep {}, rank {} has {}, both on {}. Install the same "
+                       "version everywhere.",
+                       options_.version, rank, theirs, host_name()),
+           ErrorCode::incompatible);
     }
     if (hello_of(rank).size != static_cast<std::uint32_t>(options_.size) || rank == 0 || rank >= hello_of(rank).size) {
       fail(fmt::format(
@@ -347,7 +357,7 @@ class LocalMeeting::Caller {
     auto invitation = std::make_unique<Invitation>();
     receive(*invitation, &descriptor);
     if (invitation->accepted == 0) {
-      throw Error(ErrorCode::unavailable, text_of(invitation->reason, sizeof invitation->reason));
+      throw told(*invitation, text_of(invitation->reason, sizeof invitation->reason));
     }
     if (!descriptor) throw Error(ErrorCode::internal, "rank 0 sent no descriptor with its invitation");
     return {invitation->pids, invitation->pids + options_.size};
@@ -359,7 +369,7 @@ class LocalMeeting::Caller {
     auto reply = std::make_unique<Invitation>();
     const ssize_t got = receive_some(*reply, nullptr);
     if (got == static_cast<ssize_t>(sizeof(Invitation))) {
-      throw Error(ErrorCode::unavailable, text_of(reply->reason, sizeof reply->reason));
+      throw told(*reply, text_of(reply->reason, sizeof reply->reason));
     }
   }
 
@@ -394,8 +404,10 @@ class LocalMeeting::Caller {
   template <class Message>
   void receive(Message& message, Fd* descriptor = nullptr) {
     if (receive_some(message, descriptor) != static_cast<ssize_t>(sizeof message)) {
-      throw Error(ErrorCode::unavailable,
-                  "rank 0 sent a message of an unexpected size: it runs another version of Lockstep");
+      throw Error(ErrorCode::incompatible,
+                  fmt::format("rank 0 on {} sent a message of an unexpected size: it runs another version of Lockstep "
+                              "than {}. Install the same version everywhere.",
+                              host_name(), options_.version));
     }
   }
 

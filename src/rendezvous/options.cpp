@@ -56,14 +56,16 @@ Options Options::from_environment() {
     options.local_rank = started->place.local_rank;
     options.local_size = started->place.local_size;
     options.job = started->place.job;
+    options.meeting = started->place.meeting;
     if (started->channel == rendezvous::Channel::inherited) options.secret = secret_from_descriptor();
   }
   if (auto bytes = number_from<std::size_t>("LOCKSTEP_HEAP_BYTES", 0)) options.heap_bytes = *bytes;
   if (const char* path = std::getenv("LOCKSTEP_TIMELINE")) options.timeline = path;
+  options.timeline_mark_steps = number_from<int>("LOCKSTEP_TIMELINE_MARK_STEPS", 0).value_or(0) != 0;
   if (const char* path = std::getenv("LOCKSTEP_FLIGHT_DIR")) options.flight_directory = path;
   options.transport = text_from("LOCKSTEP_TRANSPORT").value_or("");
   options.interface = text_from("LOCKSTEP_INTERFACE").value_or("");
-  options.meeting = meeting_from_environment();
+  if (auto given = meeting_from_environment(); !given.empty()) options.meeting = std::move(given);
   options.encrypt_data = number_from<int>("LOCKSTEP_ENCRYPT_DATA", 0).value_or(0) != 0;
   if (auto limit = seconds_from("LOCKSTEP_START_TIMEOUT")) options.start_timeout = *limit;
   if (auto limit = seconds_from("LOCKSTEP_STALL_WARNING")) options.stall_warning = *limit;

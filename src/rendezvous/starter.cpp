@@ -88,14 +88,35 @@ pid_t hydra_proxy() {
   return credentials.pid;
 }
 
+// On several hosts there is such a process on each, and what all ranks have in common is where they meet.
+std::string hydra_job(int size, int local_size) {
+  if (has("LOCKSTEP_JOB")) return {};
+  if (size == local_size) return fmt::format("proxy {}", hydra_proxy());
+  return fmt::format("meeting {} {}:{}", text_from("LOCKSTEP_MEETING").value_or(""),
+                     text_from("MASTER_ADDR").value_or(""), text_from("MASTER_PORT").value_or(""));
+}
+
 // Slurm's own PMI sets PMI_RANK as well; only Hydra tells the number of ranks on this host.
 std::optional<Place> by_hydra() {
   if (!has("PMI_RANK") || !has("MPI_LOCALNRANKS")) return std::nullopt;
+  const int size = count("PMI_SIZE", 1);
+  const int local_size = count("MPI_LOCALNRANKS", 1);
   return Place{.rank = count("PMI_RANK", 0),
-               .size = count("PMI_SIZE", 1),
+               .size = size,
                .local_rank = count("MPI_LOCALRANKID", 0),
-               .local_size = count("MPI_LOCALNRANKS", 1),
-               .job = has("LOCKSTEP_JOB") ? std::string() : fmt::format("proxy {}", hydra_proxy())};
+               .local_size = local_size,
+               .job = hydra_job(size, local_size)};
+}
+
+// Slurm puts the first task on the first node. Nobody knows which ports are free there: one follows from job and step,
+// so that jobs which share a node seldom want the same.
+std::string slurm_meeting() {
+  constexpr std::uint64_t kFirst = 20'000, kPorts = 10'000;  // below those that the system gives away
+  const auto nodes = text_from("SLURM_STEP_NODELIST");
+  const auto job = number_from<std::uint64_t>("SLURM_JOB_ID", 0);
+  const auto step = number_from<std::uint64_t>("SLURM_STEP_ID", 0);
+  if (!nodes || !job || !step) return {};
+  return fmt::format("{}:{}", first_node(*nodes), kFirst + (*job * 37 + *step) % kPorts);
 }
 
 // A batch script has SLURM_PROCID and SLURM_NTASKS too, but is no task of a step.
@@ -109,7 +130,8 @@ std::optional<Place> by_slurm() {
                .local_size = nodes == 1 ? size
                                         : tasks_on_node(text_from("SLURM_STEP_TASKS_PER_NODE").value_or(""),
                                                         count("SLURM_NODEID", 0)),
-               .job = fmt::format("{}.{}", text_from("SLURM_JOB_ID").value_or(""), *text_from("SLURM_STEP_ID"))};
+               .job = fmt::format("{}.{}", text_from("SLURM_JOB_ID").value_or(""), *text_from("SLURM_STEP_ID")),
+               .meeting = nodes == 1 ? std::string() : slurm_meeting()};
 }
 
 struct Row {
@@ -150,6 +172,23 @@ int tasks_on_node(const std::string& list, int node) {
   }
   throw Error(ErrorCode::invalid_argument,
               fmt::format("SLURM_STEP_TASKS_PER_NODE={} does not tell how many tasks are on node {}", list, node));
+}
+
+std::string first_node(const std::string& list) {
+  const std::size_t bracket = list.find('[');
+  const std::size_t comma = list.find(',');
+  if (bracket == list.npos || comma < bracket) return list.substr(0, comma);
+  const std::size_t end = list.find_first_of("-,]", bracket);
+  const std::size_t close = list.find(']', bracket);
+  if (end == list.npos || close == list.npos || end == bracket + 1) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("SLURM_STEP_NODELIST={} does not tell the first node. Name where rank 0 is with "
+                            "LOCKSTEP_MEETING=host:port, for all ranks alike.",
+                            list));
+  }
+  const std::size_t rest = list.find_first_of(",", close);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1) +
+         list.substr(close + 1, rest == list.npos ? list.npos : rest - close - 1);
 }
 
 std::optional<Started> find_starter() {

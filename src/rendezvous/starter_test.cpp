@@ -135,6 +135,35 @@ TEST(Starter, HalfAnEnvironmentIsRefusedByName) {
   EXPECT_THROW(find_starter(), Error);
 }
 
+TEST(Starter, RanksOfHydraOnSeveralHostsShareANameThatFollowsFromTheirMeeting) {
+  Environment environment({{"PMI_RANK", "2"},
+                           {"PMI_SIZE", "4"},
+                           {"MPI_LOCALRANKID", "0"},
+                           {"MPI_LOCALNRANKS", "2"},
+                           {"LOCKSTEP_MEETING", "node1:7000"}});
+  EXPECT_EQ(find_starter()->place.job, "meeting node1:7000 :");  // whatever PMI_FD is, which differs from host to host
+}
+
+TEST(Starter, SlurmTellsWhereTheFirstNodeIs) {
+  EXPECT_EQ(first_node("node7"), "node7");
+  EXPECT_EQ(first_node("node7,other[1-3]"), "node7");
+  EXPECT_EQ(first_node("node[01-03,7],other"), "node01");
+  EXPECT_EQ(first_node("rack[2,5]-a,x"), "rack2-a");
+  for (const char* list : {"node[", "node[]", "node[1"}) EXPECT_THROW(first_node(list), Error) << list;
+  Environment environment({{"SLURM_PROCID", "0"},
+                           {"SLURM_LOCALID", "0"},
+                           {"SLURM_NODEID", "0"},
+                           {"SLURM_JOB_ID", "12"},
+                           {"SLURM_STEP_ID", "1"},
+                           {"SLURM_STEP_NUM_NODES", "2"},
+                           {"SLURM_STEP_NUM_TASKS", "4"},
+                           {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                           {"SLURM_STEP_NODELIST", "node[1-2]"}});
+  EXPECT_EQ(find_starter()->place.meeting, "node1:20445");
+  environment.set("SLURM_STEP_NUM_NODES", "1");
+  EXPECT_EQ(find_starter()->place.meeting, "");
+}
+
 TEST(Starter, TasksOnANodeOfSlurm) {
   EXPECT_EQ(tasks_on_node("4", 0), 4);
   EXPECT_EQ(tasks_on_node("2(x3),1", 2), 2);

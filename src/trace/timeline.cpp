@@ -26,7 +26,8 @@ namespace lockstep::trace {
 namespace {
 
 constexpr std::uint32_t kStepLane = 0;
-constexpr auto kInterval = std::chrono::milliseconds(100);
+// Programs written for Horovod look into the file 100 ms after an operation, and expect to find it there.
+constexpr auto kInterval = std::chrono::milliseconds(40);
 
 // Names come from the program and may be no UTF-8; a JSON file must be.
 std::string json_text(std::string_view text) {
@@ -65,17 +66,17 @@ std::string timeline_path(const std::string& path, int rank) {
 
 // --- starting and stopping
 
-void Timeline::start(const std::string& path, int rank, bool mark_cycles) {
+void Timeline::start(const std::string& path, int rank, TimelineOptions options) {
   std::lock_guard starting(starting_);
   if (running())
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("the timeline of rank {} is being recorded already. Stop it first.", rank));
   if (thread_.joinable()) thread_.join();  // it gave up because of its file
-  const std::string own = timeline_path(path, rank);
+  const std::string own = options.exact_path ? path : timeline_path(path, rank);
   file_.reset(::open(own.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file_) throw_errno("create the timeline " + own);
   rank_ = rank;
-  mark_cycles_ = mark_cycles;
+  mark_cycles_ = options.mark_cycles;
   process_ = ::getpid();
   depth_.assign(1, 0);
   newest_ns_ = 0;
@@ -220,6 +221,7 @@ void Timeline::add_record(const Record& record, std::int64_t ns) {
   const std::string_view name = record.name.view();
   switch (record.event) {
     case Event::submitted:
+      if (depth_[kStepLane] == 0) mark_cycle(ns);
       open_slice(record.lane, name.empty() ? phase_name(record.kind) : name, ns,
                  fmt::format(R"("id":"{:016x}","bytes":{},"ranks":{})", record.id, record.bytes, record.group_size));
       open_slice(record.lane, "NEGOTIATE_" + phase_name(record.kind), ns, "");
@@ -238,10 +240,14 @@ void Timeline::add_record(const Record& record, std::int64_t ns) {
       close_slices(record.lane, 0, ns, fmt::format(R"("failed":{})", json_text(name)));
       break;
     case Event::step:
-      if (mark_cycles_) add_event('i', record.lane, "CYCLE_START", ns, R"(,"s":"p")");
+      mark_cycle(ns);
       open_slice(record.lane, fmt::format("step {}", record.id), ns, "");
       break;
   }
+}
+
+void Timeline::mark_cycle(std::int64_t ns) {
+  if (mark_cycles_) add_event('i', kStepLane, "CYCLE_START", ns, R"(,"s":"p")");
 }
 
 void Timeline::open_slice(std::uint32_t lane, std::string_view name, std::int64_t ns, std::string_view arguments) {

@@ -26,6 +26,14 @@ namespace lockstep::trace {
 /// Where the timeline of `rank` goes: "dir/trace.json" becomes "dir/trace.3.json".
 std::string timeline_path(const std::string& path, int rank);
 
+/// How a timeline is written.
+struct TimelineOptions {
+  /// Also draws a line across all tracks where a step begins, or an operation outside of steps.
+  bool mark_cycles = false;
+  /// The file is the path as given, without the rank: for one of the ranks only.
+  bool exact_path = false;
+};
+
 /// All functions may be called from any thread.
 class Timeline {
  public:
@@ -41,9 +49,9 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Begins a new file, timeline_path(path, rank). `mark_cycles` also draws a line across all tracks where a step
-  /// begins. Throws Error(invalid_argument) when it runs already and Error(system) when the file cannot be made.
-  void start(const std::string& path, int rank, bool mark_cycles = false);
+  /// Begins a new file, timeline_path(path, rank). Throws Error(invalid_argument) when it runs already and
+  /// Error(system) when the file cannot be made.
+  void start(const std::string& path, int rank, TimelineOptions options = {});
 
   /// Ends the file; what is under way ends in it now. Does nothing when it does not run.
   void stop();
@@ -95,6 +103,7 @@ class Timeline {
   // The writer's.
   void run();
   void add_record(const Record& record, std::int64_t ns);
+  void mark_cycle(std::int64_t ns);
   void open_slice(std::uint32_t lane, std::string_view name, std::int64_t ns, std::string_view arguments);
   void close_slices(std::uint32_t lane, std::size_t left, std::int64_t ns, std::string_view arguments);
   void add_event(char phase, std::uint32_t lane, std::string_view name, std::int64_t ns, std::string_view more);

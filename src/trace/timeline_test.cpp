@@ -88,7 +88,7 @@ TEST_F(TimelineTest, PathHasTheRankBeforeTheExtension) {
 }
 
 TEST_F(TimelineTest, ShowsThePhasesOfAnOperationAndItsStep) {
-  recorder_.timeline().start(path_, 3, true);
+  recorder_.timeline().start(path_, 3, {.mark_cycles = true});
   recorder_.step_began(12);
   record_operation("layer1.weight");
   recorder_.step_ended();
@@ -106,6 +106,14 @@ TEST_F(TimelineTest, ShowsThePhasesOfAnOperationAndItsStep) {
   EXPECT_EQ(find(events, "layer1.weight")["args"]["bytes"], 4096);
   EXPECT_EQ(find(events, "process_name")["args"]["name"], "rank 3");
   EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const json& event) { return event["ph"] == "M"; }), 7);
+}
+
+TEST_F(TimelineTest, OutsideOfStepsAnOperationIsACycle) {
+  recorder_.timeline().start(path_, 0, {.mark_cycles = true, .exact_path = true});
+  record_operation("lonely");
+  recorder_.timeline().stop();
+  EXPECT_FALSE(std::filesystem::exists(timeline_path(path_, 0)));
+  EXPECT_EQ(find(json::parse(read(path_)), "CYCLE_START")["ph"], "i");
 }
 
 TEST_F(TimelineTest, OperationsThatOverlapGetLanesOfTheirOwn) {

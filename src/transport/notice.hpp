@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace lockstep::transport {
 
@@ -82,6 +83,7 @@ struct NoticeRef {
   const NoticeHead* head = nullptr;
   const NoticeDetail* detail = nullptr;
   std::uint64_t position = 0;
+  std::span<const std::byte> attached = {};  ///< the tensor, where it came with the notice
   Offer* offer = nullptr;  ///< it came as an offer: nothing to release, and head and detail are this rank's copy
 
   explicit operator bool() const { return head != nullptr; }

@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -37,6 +38,18 @@ struct Verdict {
   ErrorCode code = ErrorCode::internal;
   int rank = -1;  ///< the rank to blame, or -1
   std::string text;
+};
+
+/// What lies between hosts.
+struct Network {
+  std::chrono::nanoseconds trip{};  ///< there and back
+  double rate = 0;                  ///< bytes per second, through the port of a host
+
+  /// What a port carries during a round trip, within reason; 0: nothing is known.
+  std::size_t bytes_per_trip() const {
+    if (trip.count() <= 0 || rate <= 0) return 0;
+    return static_cast<std::size_t>(std::clamp(std::chrono::duration<double>(trip).count() * rate, 4096.0, 16777216.0));
+  }
 };
 
 /// What a rank says of itself while it waits (src/engine/standstill.cpp explains how it is used).
@@ -72,6 +85,15 @@ class SharedMemory {
 
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void deallocate(void* block) = 0;
+
+  /// As `allocate`, at a page, but memory is taken only for those parts that are committed; they must be, before they
+  /// are touched. nullptr: no room.
+  virtual void* reserve(std::size_t) { return nullptr; }
+  virtual bool commit(void*, std::size_t) { return false; }
+  virtual std::size_t arena_bytes() { return 0; }
+
+  /// Keeps the memory mapped, also when the transport is gone.
+  virtual std::shared_ptr<const void> mapping() { return nullptr; }
 
   /// Sixteen words that belong to `owner`'s notice at `position`, zero when it was posted. All ranks may use them.
   virtual std::atomic<std::uint32_t>* scratch(int owner, std::uint64_t position) = 0;
@@ -109,8 +131,37 @@ class Messages {
   /// The peer receives it under the same (operation, part). The data is copied or gone on return.
   virtual void send(int peer, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) = 0;
 
-  /// Fills `data` if the message has arrived. Throws Error(internal) when its size is another.
+  /// The same without a copy: the data may be read where it lies until `close`. It may change as soon as the peer has
+  /// said something that it can know only from this message, since then it has it.
+  virtual void lend(int peer, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
+    send(peer, operation, part, data);
+  }
+
+  /// The message may be written there as it comes, until `receive` has returned it, or `close`.
+  virtual void expect(int /*peer*/, std::uint64_t /*operation*/, std::uint32_t /*part*/, std::span<std::byte> /*to*/) {}
+
+  /// Fills `data` if the message has arrived; where it was expected that is nothing to do. Throws Error(internal) when
+  /// its size is another.
   virtual bool receive(int peer, std::uint64_t operation, std::uint32_t part, std::span<std::byte> data) = 0;
+
+  /// The operation has ended here: nothing that it has lent is read any more, nor written where it expects something.
+  virtual void close(std::uint64_t /*operation*/) {}
+
+  /// It has failed on this rank alone: what peers still send for it is dropped, instead of kept for somebody to ask.
+  virtual void refuse(std::uint64_t operation) { close(operation); }
+};
+
+/// Closes the operation when its algorithm ends, however that ends.
+class MessageLease {
+ public:
+  MessageLease(Messages& messages, std::uint64_t operation) : messages_(messages), operation_(operation) {}
+  ~MessageLease() { messages_.close(operation_); }
+  MessageLease(const MessageLease&) = delete;
+  MessageLease& operator=(const MessageLease&) = delete;
+
+ private:
+  Messages& messages_;
+  std::uint64_t operation_;
 };
 
 /// Threads: `post`, `next`, `release` and all of Messages are called under one lock of the engine; the rest from
@@ -122,12 +173,29 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  /// The same number for ranks that share a host.
+  virtual int host_of(int /*rank*/) const { return 0; }
+
   /// The clock by which everything waits. A simulation has its own.
   virtual std::chrono::steady_clock::time_point now() const { return std::chrono::steady_clock::now(); }
 
   /// Appends to this rank's notices; all others will read them in this order. Returns its position, or nullopt when
   /// peers have not yet released enough of the earlier ones: try again later.
   virtual std::optional<std::uint64_t> post(const Notice& notice) = 0;
+
+  /// The same for a notice to which a tensor of at most so many bytes is attached; all others get it with the notice.
+  virtual std::optional<std::uint64_t> post_with(const Notice& notice, std::span<const std::byte> /*attached*/) {
+    return post(notice);
+  }
+  virtual std::size_t most_attached() const { return 0; }
+
+  /// As the ranks have measured it so far; no two of them need to know the same. Changes now and then.
+  virtual Network network() const { return {}; }
+  virtual std::size_t bytes_per_trip() const { return 0; }
+
+  /// Whether all that this rank has to say for the operation is on its way. An operation is not over before: afterwards
+  /// nobody may be there who would send the rest.
+  virtual bool has_sent(std::uint64_t /*operation*/) { return true; }
 
   /// The next unread notice of a peer, if there is one.
   virtual NoticeRef next(int peer) = 0;

@@ -13,8 +13,12 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     const auto said = transport::tcp::unpack(frame, 3);
     if (const auto* piece = std::get_if<transport::tcp::Piece>(&said))
       must(piece->data.size() <= piece->total, "a piece that is longer than its message");
-    if (const auto* notice = std::get_if<transport::Notice>(&said))
-      must(notice->head.inline_bytes <= transport::kInlineBytes, "a notice with more than fits");
+    if (const auto* announced = std::get_if<transport::tcp::Announcement>(&said)) {
+      must(announced->notice.head.inline_bytes <= transport::kInlineBytes, "a notice with more than fits");
+      must(announced->attached.size() <= payload.size(), "a notice with more than came");
+    }
+    if (const auto* measured = std::get_if<transport::tcp::Measured>(&said))
+      must(measured->network.bytes_per_trip() <= 16 << 20, "a network that carries more than there can be");
     if (const auto* declaration = std::get_if<transport::tcp::Declaration>(&said))
       must(declaration->threads.size() <= 64, "a rank with more threads than it may declare");
   } catch (const net::BadFrame&) {

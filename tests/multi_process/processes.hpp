@@ -32,7 +32,7 @@ class Processes {
   using Body = std::function<std::string(Engine&)>;
 
   Processes(int size, const Body& body, Options base = {}) {
-    base.job = "test-" + std::to_string(getpid()) + "-" + std::to_string(counter_++);
+    base.job = job_ = "test-" + std::to_string(getpid()) + "-" + std::to_string(counter_++);
     base.secret = std::string(32, 's');
     base.size = size;
     base.local_size = base.meeting.empty() ? size : 1;
@@ -92,6 +92,8 @@ class Processes {
     }
   }
 
+  const std::string& job() const { return job_; }
+
   pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].group; }
 
   /// Blocks until the child has ended and gives its words.
@@ -125,6 +127,7 @@ class Processes {
     ::_exit(code);
   }
 
+  std::string job_;
   std::vector<Child> children_;
   int ready_[2] = {-1, -1};
   static inline int ready_end_ = -1;

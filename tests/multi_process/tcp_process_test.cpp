@@ -1,7 +1,12 @@
 // Real processes that reach each other over TCP, as ranks of one host and as if each were on a host of its own.
 #include <gtest/gtest.h>
+#include <poll.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <span>
+#include <thread>
 
 #include "net/socket.hpp"
 #include "processes.hpp"
@@ -164,6 +169,51 @@ TEST(TcpProcesses, AMissingRankIsNamedOnAllThatArrived) {
           << error.what();
     }
     options.meeting = free_address();  // this process goes on to listen at the other as rank 0
+  }
+}
+
+// Where rank 0 should listen, another program does.
+class OtherProgram {
+ public:
+  explicit OtherProgram(const std::string& answer) : thread_([this, answer] { serve(answer); }) {}
+  ~OtherProgram() {
+    over_ = true;
+    thread_.join();
+  }
+  std::string address() const { return listener_.address().text(); }
+
+ private:
+  void serve(const std::string& answer) {
+    while (!over_) {
+      net::wait_for(listener_.fd(), POLLIN, net::Clock::now() + std::chrono::milliseconds(20));
+      if (auto caller = listener_.accept(); caller && !answer.empty())
+        caller->write_some(std::as_bytes(std::span(answer)));
+    }
+  }
+
+  struct OpenListener : net::Listener {
+    OpenListener() : net::Listener(net::Address::loopback()) { open(); }
+  } listener_;
+  std::atomic<bool> over_ = false;
+  std::thread thread_;
+};
+
+TEST(TcpProcesses, AnotherProgramAtTheMeetingIsNamedOnEveryRankWithinSeconds) {
+  for (const char* answer : {"", "HTTP/1.1 400 Bad Request\r\n\r\n"}) {
+    const OtherProgram other(answer);
+    Options options;
+    options.meeting = other.address();
+    const auto began = std::chrono::steady_clock::now();
+    Processes ranks(
+        3, [](Engine&) { return std::string("met"); }, options);
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string said = ranks.wait(rank).said;
+      EXPECT_NE(said.find(other.address()), std::string::npos) << said;
+      EXPECT_NE(said.find(rank == 0 ? "another program has the port" : "is not rank 0 of this job"), std::string::npos)
+          << said;
+      EXPECT_NE(said.find("LOCKSTEP_MEETING=host:port"), std::string::npos) << said;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8));
   }
 }
 

@@ -68,7 +68,7 @@ int main(int count, char** arguments) {
     meet(number, false);
   } catch (const lockstep::Error& error) {
     std::printf("rank %d: %s\n", rank, error.what());
-    return 1;
+    return error.code() == lockstep::ErrorCode::incompatible ? 76 : 1;
   }
   return 0;
 }

@@ -249,6 +249,13 @@ class ShmTransport final : public Transport, private SharedMemory {
   void* allocate(std::size_t bytes) override { return arena_.allocate(bytes); }
   void deallocate(void* block) override { arena_.deallocate(block); }
 
+  void* reserve(std::size_t bytes) override { return arena_.reserve(bytes); }
+  bool commit(void* first, std::size_t bytes) override {
+    return arena_.commit_part(static_cast<std::byte*>(first), bytes);
+  }
+  std::size_t arena_bytes() override { return arena_.bytes(); }
+  std::shared_ptr<const void> mapping() override { return segment_; }
+
   std::atomic<std::uint32_t>* scratch(int owner, std::uint64_t position) override {
     return block(owner).scratch(position).words;
   }

@@ -2,40 +2,80 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace lockstep::transport::tcp {
 
-void Inbox::add(const Notice& notice) { unread_.push_back(std::make_unique<const Notice>(notice)); }
+void Inbox::add(const Announcement& announcement) {
+  unread_.push_back(std::make_unique<const Announced>(Announced{
+      .notice = announcement.notice, .attached = {announcement.attached.begin(), announcement.attached.end()}}));
+}
 
 void Inbox::add(const Piece& piece) {
+  if (std::find(refused_.begin(), refused_.end(), piece.operation) != refused_.end()) return;
   Arriving& message = messages_[{piece.operation, piece.part}];
-  if (message.bytes.empty()) message.total = piece.total;
-  if (message.total != piece.total || piece.data.size() > message.total - message.bytes.size())
+  if (!message.begun) message.total = piece.total;
+  message.begun = true;
+  const std::size_t bytes = piece.data.size() + piece.placed;
+  if (message.total != piece.total || bytes > message.total - message.arrived)
     throw net::BadFrame("a piece that does not fit its message");
-  message.bytes.insert(message.bytes.end(), piece.data.begin(), piece.data.end());
+  if (!message.has_place()) {
+    message.bytes.insert(message.bytes.end(), piece.data.begin(), piece.data.end());
+  } else if (!piece.data.empty()) {
+    std::memcpy(message.place.data() + message.arrived, piece.data.data(), piece.data.size());
+  }
+  message.arrived += bytes;
+}
+
+void Inbox::expect(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) {
+  Arriving& message = messages_[{operation, part}];
+  message.place = to;
+  if (!message.begun || !message.has_place()) return;
+  if (!message.bytes.empty()) std::memcpy(to.data(), message.bytes.data(), message.bytes.size());
+  message.bytes = {};
+}
+
+void Inbox::refuse(std::uint64_t operation) {
+  constexpr std::size_t kMostRefused = 1024;  // what comes for more would be kept until the engine ends
+  refused_.push_back(operation);
+  if (refused_.size() > kMostRefused) refused_.pop_front();
+}
+
+std::span<std::byte> Inbox::place_for(const Piece& piece, std::size_t bytes) {
+  const auto found = messages_.find({piece.operation, piece.part});
+  if (found == messages_.end()) return {};
+  const Arriving& message = found->second;
+  const bool fits = message.place.size() == piece.total && (!message.begun || message.total == piece.total) &&
+                    bytes <= piece.total - message.arrived;
+  return fits && !message.place.empty() ? message.place.subspan(message.arrived, bytes) : std::span<std::byte>{};
 }
 
 NoticeRef Inbox::next() {
   const std::uint64_t position = notices_++;
   const auto held = held_.emplace(position, std::move(unread_.front())).first;
   unread_.pop_front();
-  return {.head = &held->second->head, .detail = &held->second->detail, .position = position};
+  const Announced& announced = *held->second;
+  return {.head = &announced.notice.head,
+          .detail = &announced.notice.detail,
+          .position = position,
+          .attached = announced.attached};
 }
 
 bool Inbox::has_message(std::uint64_t operation, std::uint32_t part) const {
   const auto found = messages_.find({operation, part});
-  return found != messages_.end() && found->second.bytes.size() == found->second.total;
+  return found != messages_.end() && found->second.begun && found->second.arrived == found->second.total;
 }
 
 void Inbox::take_message(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) {
   const auto found = messages_.find({operation, part});
-  const std::vector<std::byte>& bytes = found->second.bytes;
-  if (bytes.size() != to.size()) {
+  const Arriving& message = found->second;
+  if (message.total != to.size()) {
     throw Error(ErrorCode::internal,
-                fmt::format("a peer sent {} bytes where {} were expected", bytes.size(), to.size()));
+                fmt::format("a peer sent {} bytes where {} were expected", message.total, to.size()));
   }
-  if (!to.empty()) std::memcpy(to.data(), bytes.data(), to.size());
+  const std::byte* from = message.has_place() ? message.place.data() : message.bytes.data();
+  if (!to.empty() && from != to.data()) std::memcpy(to.data(), from, to.size());
   messages_.erase(found);
 }
 

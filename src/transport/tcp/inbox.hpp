@@ -14,7 +14,7 @@ namespace lockstep::transport::tcp {
 
 class Inbox {
  public:
-  void add(const Notice& notice);
+  void add(const Announcement& announcement);
   /// Throws net::BadFrame.
   void add(const Piece& piece);
 
@@ -23,23 +23,49 @@ class Inbox {
   NoticeRef next();
   void release(std::uint64_t position) { held_.erase(position); }
 
+  /// From now on the message goes there as it comes, until it is taken or `forget` was called.
+  void expect(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to);
+  /// Where the next `bytes` bytes of a message belong; empty when it is not expected.
+  std::span<std::byte> place_for(const Piece& piece, std::size_t bytes);
+  /// All messages of the operation. `emit(range)` for each place where one was expected.
+  template <class Emit>
+  void forget(std::uint64_t operation, const Emit& emit) {
+    const auto first = messages_.lower_bound({operation, 0});
+    auto last = first;
+    for (; last != messages_.end() && last->first.first == operation; ++last) emit(last->second.place);
+    messages_.erase(first, last);
+  }
+
+  /// The operation is over here alone: what still comes for it is dropped.
+  void refuse(std::uint64_t operation);
+
   /// Whether the whole message has arrived.
   bool has_message(std::uint64_t operation, std::uint32_t part) const;
   /// REQUIRES has_message. Throws Error(internal) when its size is another.
   void take_message(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to);
 
  private:
-  // Bytes of a message as they come.
+  struct Announced {
+    Notice notice;
+    std::vector<std::byte> attached;
+  };
+  // A message as it comes: into the place where it is expected, if that has its size, or else into memory of its own.
   struct Arriving {
-    std::vector<std::byte> bytes;
+    bool begun = false;
     std::uint64_t total = 0;
+    std::size_t arrived = 0;
+    std::vector<std::byte> bytes;
+    std::span<std::byte> place;
+
+    bool has_place() const { return !place.empty() && place.size() == total; }
   };
   using MessageKey = std::pair<std::uint64_t, std::uint32_t>;  // operation, part
 
   std::uint64_t notices_ = 0;  // so far
-  std::deque<std::unique_ptr<const Notice>> unread_;
-  std::map<std::uint64_t, std::unique_ptr<const Notice>> held_;  // by position
+  std::deque<std::unique_ptr<const Announced>> unread_;
+  std::map<std::uint64_t, std::unique_ptr<const Announced>> held_;  // by position
   std::map<MessageKey, Arriving> messages_;
+  std::deque<std::uint64_t> refused_;  // operations, the last ones
 };
 
 }  // namespace lockstep::transport::tcp

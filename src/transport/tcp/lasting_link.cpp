@@ -1,15 +1,17 @@
 #include "transport/tcp/lasting_link.hpp"
 
+#include <algorithm>
+
 #include "transport/tcp/wire.hpp"
 
 namespace lockstep::transport::tcp {
 namespace {
 
 // The peer is told of what has arrived after so many bytes or frames, whichever comes first.
-constexpr std::size_t kConfirmBytes = 1 << 20;
+constexpr std::size_t kConfirmBytes = 256 << 10;
 constexpr std::uint64_t kConfirmFrames = 128;
 
-constexpr std::size_t kMostSpare = 8;  // buffers
+constexpr std::size_t kMostSpare = 16;  // buffers
 constexpr std::size_t kLargestSpare = 2 * kPieceBytes;
 
 }  // namespace
@@ -25,13 +27,50 @@ std::vector<std::byte> LastingLink::fresh_buffer() {
   return buffer;
 }
 
-void LastingLink::send(std::span<const std::byte> head, std::span<const std::byte> body) {
+void LastingLink::send(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation) {
   std::vector<std::byte> frame = fresh_buffer();
   frame.reserve(head.size() + body.size());
   frame.insert(frame.end(), head.begin(), head.end());
   frame.insert(frame.end(), body.begin(), body.end());
+  keep({.bytes = std::move(frame), .operation = operation});
+}
+
+void LastingLink::lend(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation) {
+  keep({.bytes = {head.begin(), head.end()}, .lent = body, .operation = operation});
+}
+
+// Where earlier frames wait, the socket has no room; whoever sees to it will send this one too.
+void LastingLink::keep(Kept frame) {
+  const bool first = next_ == kept_.size();
   kept_.push_back(std::move(frame));
-  flush();
+  if (first) flush();
+}
+
+void LastingLink::give_back(std::uint64_t operation) {
+  for (Kept& frame : kept_) {
+    if (frame.operation != operation || frame.lent.empty()) continue;
+    std::vector<std::byte> whole = fresh_buffer();
+    whole.reserve(frame.size());
+    whole.insert(whole.end(), frame.bytes.begin(), frame.bytes.end());
+    whole.insert(whole.end(), frame.lent.begin(), frame.lent.end());
+    frame.bytes = std::move(whole);
+    frame.lent = {};
+  }
+}
+
+bool LastingLink::has_sent(std::uint64_t operation) const {
+  return std::none_of(kept_.begin() + static_cast<std::ptrdiff_t>(next_), kept_.end(),
+                      [&](const Kept& frame) { return frame.operation == operation; });
+}
+
+void LastingLink::place(std::uint32_t kind, std::size_t prefix, net::FrameReader::FindPlace find) {
+  placing_ = {.kind = kind, .prefix = prefix, .find = std::move(find)};
+  if (connected()) socket_->reader().place(kind, prefix, placing_.find);
+}
+
+std::size_t LastingLink::give(const Kept& frame, std::size_t from) {
+  const std::size_t of_bytes = std::min(from, frame.bytes.size());
+  return socket_->give(std::span(frame.bytes).subspan(of_bytes), frame.lent.subspan(from - of_bytes));
 }
 
 void LastingLink::flush() {
@@ -42,10 +81,9 @@ void LastingLink::flush() {
       if (!words_.empty()) return;
       continue;
     }
-    const std::span<const std::byte> rest = std::span(kept_[next_]).subspan(sent_of_next_);
-    const std::size_t gone = socket_->give(rest);
-    sent_of_next_ += gone;
-    in_frame_ = gone < rest.size();
+    const Kept& frame = kept_[next_];
+    sent_of_next_ += give(frame, sent_of_next_);
+    in_frame_ = sent_of_next_ < frame.size();
     if (in_frame_) return;
     ++next_;
     sent_of_next_ = 0;
@@ -62,8 +100,9 @@ std::optional<net::Frame> LastingLink::receive() {
     }
     if (resuming_) throw net::BadFrame("a frame before it said what it has");
     ++received_;
-    received_on_socket_ += frame->payload.size();
-    confirm_if_due(frame->payload.size());
+    const std::size_t bytes = frame->payload.size() + frame->placed;
+    received_on_socket_ += bytes;
+    confirm_if_due(bytes);
     return frame;
   }
   return std::nullopt;
@@ -82,8 +121,9 @@ void LastingLink::confirm_if_due(std::size_t bytes) {
 void LastingLink::forget_until(std::uint64_t frames) {
   if (frames < confirmed_ || frames - confirmed_ > next_) throw net::BadFrame("a confirmation of what was not sent");
   for (; confirmed_ < frames; ++confirmed_, --next_) {
-    if (spare_.size() < kMostSpare && kept_.front().capacity() <= kLargestSpare)
-      spare_.push_back(std::move(kept_.front()));
+    Kept& frame = kept_.front();
+    const bool useful = frame.lent.empty() && frame.bytes.capacity() <= kLargestSpare;
+    if (useful && spare_.size() < kMostSpare) spare_.push_back(std::move(frame.bytes));
     kept_.pop_front();
   }
 }
@@ -102,6 +142,7 @@ void LastingLink::drop_socket() { socket_.reset(); }
 
 void LastingLink::replace_socket(std::unique_ptr<net::Stream> stream) {
   socket_ = std::make_unique<Link>(std::move(stream), epoch_);
+  socket_->reader().place(placing_.kind, placing_.prefix, placing_.find);
   resuming_ = true;
   in_frame_ = false;
   received_on_socket_ = 0;

@@ -1,7 +1,10 @@
 #include "transport/tcp/link.hpp"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,51 +14,44 @@
 namespace lockstep::transport::tcp {
 namespace {
 
-constexpr std::size_t kReadAhead = 32 << 10;
+constexpr std::size_t kReadAhead = 8 << 10;
 
 }  // namespace
 
 Link::Link(std::unique_ptr<net::Stream> stream, std::uint32_t epoch)
     : stream_(std::move(stream)), reader_(epoch, &said_limit), ahead_(kReadAhead) {}
 
-void Link::send(std::span<const std::byte> head, std::span<const std::byte> body) {
-  for (auto bytes : {head, body}) {
-    if (unsent_.empty()) bytes = bytes.subspan(give(bytes));
-    keep(bytes);
-  }
-}
-
-void Link::flush() {
-  while (!unsent_.empty()) {
-    const std::span<const std::byte> rest = std::span(unsent_.front()).subspan(sent_of_first_);
-    const std::size_t gone = give(rest);
-    sent_of_first_ += gone;
-    if (gone < rest.size()) return;
-    unsent_.pop_front();
-    sent_of_first_ = 0;
-  }
-}
-
 std::optional<net::Frame> Link::receive() {
   for (;;) {
     if (auto frame = reader_.take()) return frame;
     const std::span<std::byte> space = reader_.space();
-    if (unread_.empty() && space.size() < ahead_.size()) {
-      const std::size_t got = stream_->read_some(ahead_);
-      if (got == 0) return std::nullopt;
-      unread_ = std::span<const std::byte>(ahead_).first(got);
-    }
+    const std::size_t limit = left_in_batch_ > 0 ? space.size() + ahead_.size() : stream_->held_back();
     std::size_t got = 0;
-    if (unread_.empty()) {
-      got = stream_->read_some(space);
-    } else {
+    if (!unread_.empty()) {
       got = std::min(space.size(), unread_.size());
       std::memcpy(space.data(), unread_.data(), got);
       unread_ = unread_.subspan(got);
+    } else if (limit == 0) {
+      return std::nullopt;
+    } else if (space.size() < ahead_.size()) {
+      unread_ = std::span<const std::byte>(ahead_).first(read(std::span(ahead_).first(std::min(ahead_.size(), limit))));
+      if (unread_.empty()) return std::nullopt;
+      continue;
+    } else {
+      got = read(space.first(std::min(space.size(), limit)));
     }
     reader_.filled(got);
     if (got == 0) return std::nullopt;
   }
+}
+
+// A read that has found the end of what there was ends the batch: the next would find nothing.
+std::size_t Link::read(std::span<std::byte> to) {
+  const std::size_t got = stream_->read_some(to);
+  left_in_batch_ -= std::min(got, left_in_batch_);
+  bytes_read_ += got;
+  if (got < to.size() && stream_->is_direct()) end_batch();
+  return got;
 }
 
 bool Link::is_unacknowledged() const {
@@ -63,18 +59,34 @@ bool Link::is_unacknowledged() const {
   return ::ioctl(fd(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
 }
 
-std::size_t Link::give(std::span<const std::byte> bytes) {
-  std::size_t total = 0;
-  while (total < bytes.size()) {
-    const std::size_t gone = stream_->write_some(bytes.subspan(total));
-    if (gone == 0) break;
-    total += gone;
-  }
-  return total;
+Network Link::network() const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  return {.trip = std::chrono::microseconds(info.tcpi_min_rtt), .rate = static_cast<double>(info.tcpi_delivery_rate)};
 }
 
-void Link::keep(std::span<const std::byte> bytes) {
-  if (!bytes.empty()) unsent_.emplace_back(bytes.begin(), bytes.end());
+// The option TCP_USER_TIMEOUT would do nearly this, but would also end a connection whose peer does not read, as one
+// that is stopped.
+bool Link::is_swallowed(net::Clock::time_point now, net::Clock::duration limit) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+  if (info.tcpi_unacked > 0 && info.tcpi_bytes_acked == acknowledged_) return now - acknowledged_at_ > limit;
+  acknowledged_ = info.tcpi_bytes_acked;
+  acknowledged_at_ = now;
+  return false;
+}
+
+std::size_t Link::give(std::span<const std::byte> first, std::span<const std::byte> second) {
+  std::size_t total = 0;
+  while (total < first.size() + second.size()) {
+    const std::size_t of_first = std::min(total, first.size());
+    const std::size_t gone = stream_->write_some(first.subspan(of_first), second.subspan(total - of_first));
+    total += gone;
+    if (gone == 0 || stream_->is_direct()) break;
+  }
+  return total;
 }
 
 }  // namespace lockstep::transport::tcp

@@ -1,11 +1,14 @@
 // How the connections of a world are made, and lost ones made again.
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "net/call.hpp"
 #include "net/gate.hpp"
 #include "transport/tcp/bells.hpp"
 #include "transport/tcp/tcp_transport.hpp"
@@ -29,38 +32,41 @@ class Mesh {
   /// By rank; this rank's own are empty.
   std::vector<PeerStreams> connect(const std::vector<net::Address>& addresses, net::Clock::time_point deadline);
 
-  /// Whether this rank is the one of the two that calls when the data connection is lost; the other waits.
-  bool calls(int peer) const { return static_cast<std::uint32_t>(peer) < options_.self.rank; }
-
-  /// Makes the data connection anew, in the background. REQUIRES the last call's result was taken. Strikes `done` when
-  /// it is there or cannot be made.
+  /// Calls a peer whose connections are lost, in the background, unless that is under way. The higher rank of the two
+  /// makes them anew; the lower one, which is called, only asks whether the other still lives. Strikes `done` when
+  /// there is a result. From any thread.
   void call_again(int peer, const Bell& done);
 
   struct Renewed {
     int peer = 0;
-    std::unique_ptr<net::Stream> data;  ///< null: it cannot be reached
+    PeerStreams streams = {};  ///< empty: none were made
+    bool is_gone = false;      ///< nobody listens at its address any more
   };
 
-  /// Connections that were made again, by this side or the other. Never waits; to be called when `fd` is readable.
+  /// What has come of calls, of this side or the other. Never waits; to be called when `fd` is readable, by one thread,
+  /// and under no lock that others need: it is also busy with strangers.
   std::vector<Renewed> renewed();
   int fd() const { return gate_.fd(); }
 
  private:
-  std::unique_ptr<net::Stream> call_data(std::uint32_t peer, net::Clock::time_point deadline) const;
-  void call(std::uint32_t peer, net::Clock::time_point deadline);
+  bool calls(int peer) const { return static_cast<std::uint32_t>(peer) < options_.self.rank; }
+  PeerStreams call(const net::Call& call) const;
+  Renewed try_again(int peer) const;
   void take_in();
+  void take_called(net::Arrival arrival, std::vector<Renewed>& all);
   bool complete() const;
   [[noreturn]] void give_up() const;
 
+  const pid_t process_ = ::getpid();
   TcpOptions options_;
   net::TlsContext tls_;
   std::vector<net::Address> addresses_;
-  std::vector<net::Digest> data_keys_;  // of the control channels to those that this rank has called
-  std::vector<PeerStreams> streams_;
+  std::vector<PeerStreams> streams_;  // by rank: what there is of a pair of which one is still to come
   net::Gate gate_;
-  std::vector<std::thread> calls_;  // by rank that is called
   std::mutex mutex_;
-  std::vector<Renewed> renewed_;  // protected by mutex_
+  // Protected by mutex_:
+  std::vector<std::thread> calls_;  // by rank that is called; one whose result was taken has come to its end
+  std::vector<Renewed> renewed_;
 };
 
 }  // namespace lockstep::transport::tcp

@@ -1,5 +1,6 @@
 #include "transport/tcp/tcp_transport.hpp"
 
+#include <fmt/core.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -10,10 +11,11 @@
 #include <thread>
 
 #include "base/census.hpp"
+#include "base/log.hpp"
 #include "transport/tcp/agreement.hpp"
 #include "transport/tcp/bells.hpp"
-#include "transport/tcp/inbox.hpp"
 #include "transport/tcp/mesh.hpp"
+#include "transport/tcp/post_office.hpp"
 #include "transport/tcp/switchboard.hpp"
 #include "transport/tcp/wire.hpp"
 
@@ -25,8 +27,13 @@ using net::Clock;
 using std::chrono::milliseconds;
 
 constexpr auto kKeeperRound = milliseconds(100);
-constexpr auto kBacklogRound = milliseconds(1);             // while data waits for room in a socket
-constexpr auto kFarewell = std::chrono::seconds(1);         // for what is on its way when a rank leaves
+constexpr auto kBacklogRound = milliseconds(1);      // while data waits for room in a socket
+constexpr auto kFarewell = std::chrono::seconds(4);  // for what is on its way when a rank leaves
+// What all ranks of a host send to all others at the start, and each to each.
+constexpr std::size_t kFillerOfHost = 2 << 20, kMostFillerOfPair = 256 << 10, kLeastFiller = 4 << 10;
+constexpr auto kFillerLimit = std::chrono::seconds(1);
+constexpr double kNewsworthy = 1.25;  // times as fast, or as near, as was known
+
 constexpr auto kAgreementLimit = std::chrono::seconds(10);  // far more than it takes to notice a death
 
 std::uint64_t token_of_process() {
@@ -38,11 +45,11 @@ std::uint64_t token_of_process() {
   return token;
 }
 
-// What a peer has said, and the engine asks for.
+// What a peer has said of itself.
 struct Peer {
-  Inbox inbox;
   Hello hello;
   Declaration declaration;
+  Network network = {};
 };
 
 class TcpTransport final : public Transport, private Messages {
@@ -52,16 +59,19 @@ class TcpTransport final : public Transport, private Messages {
         rank_(static_cast<int>(options.self.rank)),
         mesh_(std::move(mesh)),
         peers_(streams.size()),
+        office_(streams.size(), options.self.epoch),
         agreement_(rank_, static_cast<int>(streams.size())),
         switchboard_(options, std::move(streams),
                      {.heard = [this](int from, Said said) { take(from, std::move(said)); },
+                      .place = [this](int from, const Piece& head,
+                                      std::size_t bytes) { return office_.inbox(from).place_for(head, bytes); },
                       .lost = [this](int peer) { agreement_.lose(peer); },
-                      .broken =
-                          [this](int peer) {
-                            if (mesh_->calls(peer)) mesh_->call_again(peer, keeper_bell_);
-                          }}) {
+                      .broken = [this](int peer) { mesh_->call_again(peer, keeper_bell_); }}) {
+    office_.use(switchboard_);
     const Hello hello{.process = static_cast<std::uint64_t>(::getpid()), .token = token_of_process()};
     send_to_all(pack(hello, epoch()));
+    if (options.bytes_per_trip != 0) bytes_per_trip_ = options.bytes_per_trip;
+    if (spans_hosts()) send_filler();
     keeper_ = std::thread([this] { keep(); });
   }
 
@@ -84,45 +94,80 @@ class TcpTransport final : public Transport, private Messages {
   int size() const override { return static_cast<int>(peers_.size()); }
   Messages* messages() override { return this; }
 
+  int host_of(int rank) const override {
+    return options_.hosts.empty() ? 0 : options_.hosts[static_cast<std::size_t>(rank)];
+  }
+
   // --- notices and messages
 
-  std::optional<std::uint64_t> post(const Notice& notice) override {
+  std::optional<std::uint64_t> post(const Notice& notice) override { return post_with(notice, {}); }
+
+  std::optional<std::uint64_t> post_with(const Notice& notice, std::span<const std::byte> attached) override {
     std::lock_guard lock(mutex_);
-    send_to_all(pack(notice, epoch()));
+    office_.post(notice, attached);
+    note_backlog();
     return posted_++;
+  }
+
+  std::size_t most_attached() const override { return kMostAttached; }
+
+  Network network() const override {
+    std::lock_guard lock(mutex_);
+    return network_;
+  }
+  std::size_t bytes_per_trip() const override { return bytes_per_trip_; }
+
+  bool has_sent(std::uint64_t operation) override {
+    std::lock_guard lock(mutex_);
+    return switchboard_.has_sent(operation);
   }
 
   NoticeRef next(int from) override {
     std::lock_guard lock(mutex_);
-    Inbox& inbox = peer(from).inbox;
-    if (!inbox.has_notice()) pump();
+    Inbox& inbox = office_.inbox(from);
+    if (!inbox.has_notice() && office_.is_asked_again(from)) pump();
     return inbox.has_notice() ? inbox.next() : NoticeRef{};
   }
 
   void release(int from, std::uint64_t position) override {
     std::lock_guard lock(mutex_);
-    peer(from).inbox.release(position);
+    office_.inbox(from).release(position);
   }
 
   void send(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) override {
     std::lock_guard lock(mutex_);
-    const std::uint64_t total = data.size();
-    do {
-      const auto bytes = data.first(std::min(data.size(), kPieceBytes));
-      data = data.subspan(bytes.size());
-      const Piece piece{.operation = operation, .part = part, .total = total, .data = bytes};
-      switchboard_.send_data(to, pack_piece_head(piece, epoch()), bytes);
-    } while (!data.empty());
+    office_.send(to, operation, part, data);
     note_backlog();
+  }
+
+  void lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) override {
+    std::lock_guard lock(mutex_);
+    office_.lend(to, operation, part, data);
+    note_backlog();
+  }
+
+  void expect(int from, std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) override {
+    std::lock_guard lock(mutex_);
+    office_.expect(from, operation, part, to);
   }
 
   bool receive(int from, std::uint64_t operation, std::uint32_t part, std::span<std::byte> data) override {
     std::lock_guard lock(mutex_);
-    Inbox& inbox = peer(from).inbox;
-    if (!inbox.has_message(operation, part)) pump();
+    Inbox& inbox = office_.inbox(from);
+    if (!inbox.has_message(operation, part) && office_.is_asked_again(from)) pump();
     if (!inbox.has_message(operation, part)) return false;
     inbox.take_message(operation, part, data);
     return true;
+  }
+
+  void close(std::uint64_t operation) override {
+    std::lock_guard lock(mutex_);
+    office_.close(operation);
+  }
+
+  void refuse(std::uint64_t operation) override {
+    std::lock_guard lock(mutex_);
+    office_.refuse(operation);
   }
 
   // --- sleeping
@@ -216,6 +261,7 @@ class TcpTransport final : public Transport, private Messages {
     std::lock_guard lock(mutex_);
     left_ = true;
     send_to_all(pack(Left{}, epoch()));
+    switchboard_.note_leaving();
     sleepers_.wake_all();
   }
 
@@ -226,21 +272,24 @@ class TcpTransport final : public Transport, private Messages {
   Peer& peer(int of) { return peers_[static_cast<std::size_t>(of)]; }
 
   void send_to_all(const std::vector<std::byte>& frame) {
-    for (int to = 0; to < size(); ++to) switchboard_.send_data(to, frame);
+    office_.send_to_all(frame);
     note_backlog();
   }
 
-  // What no socket takes is sent by whoever waits, or else by the keeper, which must know.
+  // What no socket takes is sent by whoever waits, or else by the keeper, which must know. When all of it is gone, an
+  // operation that has waited for just this can end.
   void note_backlog() {
     const bool backlog = switchboard_.has_unsent();
     if (backlog && !backlog_) keeper_bell_.strike();
+    if (!backlog && backlog_) sleepers_.wake_all();
     backlog_ = backlog;
   }
 
   // Takes the data that has arrived and sends what could not be sent before.
   void pump() {
     pumped_ = Clock::now();
-    if (switchboard_.pump_data()) after_news();
+    if (switchboard_.pump_data()) return after_news();
+    if (backlog_) note_backlog();
   }
 
   void pump_control() {
@@ -256,16 +305,19 @@ class TcpTransport final : public Transport, private Messages {
 
   void take(int from, Said said) {
     Peer& one = peer(from);
-    if (auto* notice = std::get_if<Notice>(&said)) {
-      one.inbox.add(*notice);
+    if (auto* announcement = std::get_if<Announcement>(&said)) {
+      office_.inbox(from).add(*announcement);
     } else if (auto* piece = std::get_if<Piece>(&said)) {
-      one.inbox.add(*piece);
+      office_.inbox(from).add(*piece);
     } else if (auto* declaration = std::get_if<Declaration>(&said)) {
       one.declaration = std::move(*declaration);
     } else if (auto* message = std::get_if<Message>(&said)) {
       agreement_.deliver(from, *message);
     } else if (auto* hello = std::get_if<Hello>(&said)) {
       one.hello = *hello;
+    } else if (auto* measured = std::get_if<Measured>(&said)) {
+      one.network = measured->network;
+      learn();
     } else if (std::holds_alternative<Left>(said)) {
       switchboard_.note_left(from);
     }
@@ -310,36 +362,115 @@ class TcpTransport final : public Transport, private Messages {
     }
   }
 
+  // --- what the network can do. It begins with a little data to all other hosts at once, which also lets TCP find out
+  // how much it may send; afterwards what the program sends tells the rest.
+
+  bool spans_hosts() const {
+    return std::any_of(options_.hosts.begin(), options_.hosts.end(),
+                       [&](int host) { return host != options_.hosts.front(); });
+  }
+
+  std::size_t ranks_here() const {
+    return static_cast<std::size_t>(std::count(options_.hosts.begin(), options_.hosts.end(), host_of(rank_)));
+  }
+
+  void send_filler() {
+    const std::size_t here = ranks_here();
+    const std::size_t elsewhere = peers_.size() - here;
+    const auto bytes = std::clamp(kFillerOfHost / (here * elsewhere), kLeastFiller, kMostFillerOfPair);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (host_of(peer) == host_of(rank_)) continue;
+      for (std::size_t sent = 0; sent < bytes; sent += std::min(bytes - sent, kMostFiller))
+        switchboard_.send_data(peer, pack_filler(std::min(bytes - sent, kMostFiller), epoch()));
+    }
+    note_backlog();
+  }
+
+  void measure_network(Clock::time_point now) {
+    if (!spans_hosts() || now < measure_at_) return;
+    const bool first = peer(rank_).network.rate == 0;
+    if (first && switchboard_.is_on_its_way() && now - began_ < kFillerLimit) return;
+    measure_at_ = now + options_.heartbeat;
+    Network seen = switchboard_.network(first);
+    if (first) seen.rate *= static_cast<double>(ranks_here());  // all of them have sent at the same time
+    Network& known = peer(rank_).network;
+    const bool is_news = seen.rate > known.rate * kNewsworthy || seen.trip * kNewsworthy < known.trip;
+    if (seen.trip.count() == 0 || seen.rate <= 0 || !is_news) return;
+    known = {.trip = first ? seen.trip : std::min(known.trip, seen.trip), .rate = std::max(known.rate, seen.rate)};
+    learn();
+    send_to_all(pack(Measured{.network = known}, epoch()));
+  }
+
+  // The way to the farthest host and the fastest port: what all have in the end, when everybody has told everybody.
+  void learn() {
+    network_ = {};
+    for (const Peer& one : peers_) {
+      network_.trip = std::max(network_.trip, one.network.trip);
+      network_.rate = std::max(network_.rate, one.network.rate);
+    }
+    if (options_.bytes_per_trip == 0) bytes_per_trip_ = network_.bytes_per_trip();
+  }
+
   // --- the keeper's thread
 
   void keep() {
     leave_out_of_census(::gettid());
-    {
-      std::unique_lock lock(mutex_);
-      auto beaten = Clock::time_point{};
-      for (auto looked = Clock::now(); !ending_;) {
-        const auto now = Clock::now();
-        if (now - looked > options_.silence / 4) switchboard_.grant_time(now - looked);
-        looked = now;
-        if (now - beaten >= options_.heartbeat) {
-          beaten = now;
-          switchboard_.beat();
-        }
-        pump_control();
-        renew_connections();
-        if (now - pumped_ >= kKeeperRound) pump();  // a connection that nobody uses may be lost too
-        switchboard_.notice_silence(now);
-        switchboard_.notice_broken(now);
-        send_agreement();
-        wait_for_news(lock);
-      }
+    std::unique_lock lock(mutex_, std::defer_lock);
+    try {
+      lock.lock();
+      keep_until_the_end(lock);
+    } catch (const std::exception& error) {
+      if (!lock.owns_lock()) lock.lock();
+      give_up(lock, error.what());
     }
+    lock.unlock();
     return_to_census(::gettid());
   }
 
-  void renew_connections() {
-    for (Mesh::Renewed& one : mesh_->renewed()) {
-      switchboard_.renew(one.peer, std::move(one.data));
+  // Without its keeper a rank cannot go on; whoever hears of it knows why, the others will find this one silent.
+  void give_up(std::unique_lock<std::mutex>& lock, const std::string& why) {
+    own_verdict_ = Verdict{.code = ErrorCode::system,
+                           .rank = rank_,
+                           .text = fmt::format("rank {} cannot look after its connections any more: {}", rank_, why)};
+    sleepers_.wake_all();
+    try {
+      settle(lock, *own_verdict_);
+    } catch (const std::exception& error) {
+      if (!lock.owns_lock()) lock.lock();
+      log::warn(rank_, fmt::format("{}. The other ranks could not be told: {}", own_verdict_->text, error.what()));
+    }
+    sleepers_.wake_all();
+  }
+
+  void keep_until_the_end(std::unique_lock<std::mutex>& lock) {
+    auto beaten = Clock::time_point{};
+    for (auto looked = Clock::now(); !ending_;) {
+      const auto now = Clock::now();
+      if (now - looked > options_.silence / 4) switchboard_.grant_time(now - looked);
+      looked = now;
+      if (now - beaten >= options_.heartbeat) {
+        beaten = now;
+        switchboard_.beat();
+      }
+      pump_control();
+      renew_connections(lock);
+      if (now - pumped_ >= kKeeperRound) pump();  // a connection that nobody uses may be lost too
+      switchboard_.notice_silence(now);
+      switchboard_.notice_broken(now);
+      measure_network(now);
+      send_agreement();
+      wait_for_news(lock);
+    }
+  }
+
+  void renew_connections(std::unique_lock<std::mutex>& lock) {
+    lock.unlock();
+    if (options_.in_keeper) options_.in_keeper();
+    std::vector<Mesh::Renewed> all = mesh_->renewed();
+    lock.lock();
+    for (Mesh::Renewed& one : all) {
+      if (one.streams.control) switchboard_.renew(one.peer, std::move(one.streams));
+      if (one.is_gone) switchboard_.note_gone(one.peer);
       after_news();
     }
   }
@@ -366,14 +497,19 @@ class TcpTransport final : public Transport, private Messages {
   const Bell keeper_bell_;
   const std::unique_ptr<Mesh> mesh_;       // the keeper's
   std::atomic<std::uint64_t> rounds_ = 0;  // of the keeper
+  std::atomic<std::size_t> bytes_per_trip_ = 0;
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
-  std::vector<Peer> peers_;  // by rank; this rank's is empty
+  std::vector<Peer> peers_;  // by rank; of this rank's only the network is used
+  PostOffice office_;
   Agreement agreement_;
   Switchboard switchboard_;
   std::optional<Verdict> own_verdict_;
   Declaration own_declaration_;
   std::uint64_t posted_ = 0;
+  Network network_;  // as all have told
+  const Clock::time_point began_ = Clock::now();
+  Clock::time_point measure_at_ = began_;
   Sleepers sleepers_;
   Clock::time_point pumped_{};
   bool backlog_ = false;  // data waits for room in a socket
@@ -391,7 +527,8 @@ TcpDoor::TcpDoor(TcpDoor&&) noexcept = default;
 const net::Address& TcpDoor::address() const { return mesh_->address(); }
 
 std::unique_ptr<Transport> TcpDoor::connect(TcpDoor door, const std::vector<net::Address>& addresses,
-                                            net::Clock::time_point deadline) {
+                                            net::Clock::time_point deadline, std::vector<int> hosts) {
+  if (!hosts.empty()) door.options_.hosts = std::move(hosts);
   auto streams = door.mesh_->connect(addresses, deadline);
   return std::make_unique<TcpTransport>(door.options_, std::move(door.mesh_), std::move(streams));
 }

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,9 +26,12 @@ struct TcpOptions {
   net::Membership self;
   net::Address listen = net::Address::loopback();
   bool encrypt_data = false;
+  std::vector<int> hosts = {};  ///< by rank: the same number for those that share a host; empty: all do
   std::chrono::milliseconds heartbeat{500};
   std::chrono::milliseconds silence{4'000};  ///< after which a peer that says nothing is given up
+  std::size_t bytes_per_trip = 0;            ///< for tests: what this rank takes the network for
   std::size_t reset_after_bytes = 0;         ///< for tests: a data connection is reset when so much has come
+  std::function<void()> in_keeper = {};      ///< for tests: called in every round of the keeper
 };
 
 namespace tcp {
@@ -43,10 +47,10 @@ class TcpDoor {
 
   const net::Address& address() const;
 
-  /// Connects to all others, whose addresses are given by rank. Throws net::Refused in the words of a rank that does
-  /// not take this one in, and Error(timeout) with the ranks that are missing.
+  /// Connects to all others, whose addresses are given by rank, as are their hosts (TcpOptions). Throws net::Refused in
+  /// the words of a rank that does not take this one in, and Error(timeout) with the ranks that are missing.
   static std::unique_ptr<Transport> connect(TcpDoor door, const std::vector<net::Address>& addresses,
-                                            net::Clock::time_point deadline);
+                                            net::Clock::time_point deadline, std::vector<int> hosts = {});
 
  private:
   TcpOptions options_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <stdexcept>
 
 #include "net/greeting.hpp"
 #include "transport/tcp/mesh.hpp"
@@ -70,6 +71,42 @@ TEST(TcpTransport, MessagesSurviveConnectionsThatAreReset) {
     }
     auto ranks = connect_tcp_world(options);
     for (int i = 0; i < 3; ++i) exchange(*ranks[0], *ranks[1], (5u << 20) + 3);
+  }
+}
+
+// The control channels are lost and made again together with the data connections.
+TEST(TcpTransport, TheAgreementSurvivesConnectionsThatAreReset) {
+  constexpr int kSize = 3;
+  constexpr std::uint64_t kRounds = 20;
+  std::vector<TcpOptions> options;
+  for (int rank = 0; rank < kSize; ++rank) {
+    options.push_back(tcp_test_options(rank, kSize));
+    options.back().reset_after_bytes = 50'000;
+  }
+  auto ranks = connect_tcp_world(options);
+  std::atomic<std::uint64_t> winners = 0;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      Transport& self = *ranks[static_cast<std::size_t>(rank)];
+      for (std::uint64_t round = 0; round < kRounds; ++round) {
+        for (int peer = 0; peer < kSize; ++peer) {
+          if (peer != rank) self.messages()->send(peer, round, 0, noise(30'000, 1));
+        }
+        std::vector<std::byte> heard(30'000);
+        for (int peer = 0; peer < kSize; ++peer) {
+          if (peer == rank) continue;
+          EXPECT_TRUE(comes_true(self, [&] { return self.messages()->receive(peer, round, 0, heard); }));
+        }
+        winners += self.change_seat(1, round, round + 1) ? 1 : 0;
+        EXPECT_TRUE(comes_true(self, [&] { return self.seat(1) > round; }));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(winners, kRounds);
+  for (const auto& rank : ranks) {
+    for (int peer = 0; peer < kSize; ++peer) EXPECT_EQ(rank->health(peer), Health::alive);
   }
 }
 
@@ -143,6 +180,102 @@ TEST(TcpTransport, ASeatIsChangedByOne) {
   EXPECT_EQ(ranks[0]->seat(1), ranks[2]->seat(1));
 }
 
+// Whose keepers can be held, so that connections which are lost stay lost.
+struct HeldWorld {
+  std::atomic<bool> held = false;
+  std::vector<std::unique_ptr<Transport>> ranks;
+
+  explicit HeldWorld(std::size_t reset_after_bytes) {
+    std::vector<TcpOptions> options = {tcp_test_options(0, 2), tcp_test_options(1, 2)};
+    for (auto& one : options) {
+      one.reset_after_bytes = reset_after_bytes;
+      one.in_keeper = [this] {
+        while (held) std::this_thread::sleep_for(1ms);
+      };
+    }
+    ranks = connect_tcp_world(options);
+  }
+};
+
+TEST(TcpTransport, WhatIsNotOnItsWayWhileAConnectionIsLostHasNotBeenSent) {
+  HeldWorld world(20'000);
+  Transport& self = *world.ranks[0];
+  Transport& other = *world.ranks[1];
+  world.held = true;
+  const auto words = noise(1'000, 3);
+  std::uint64_t operation = 1;
+  const bool waits = comes_true(self, [&] {
+    self.messages()->send(1, ++operation, 0, words);
+    std::vector<std::byte> heard(1);
+    other.messages()->receive(0, 0, 0, heard);  // looks at what has come, and loses the connection over it
+    return !self.has_sent(operation);
+  });
+  EXPECT_TRUE(waits) << "all was sent, though there was no connection";
+  world.held = false;
+  EXPECT_TRUE(comes_true(self, [&] { return self.has_sent(operation); }));
+  std::vector<std::byte> heard(words.size());
+  EXPECT_TRUE(comes_true(other, [&] { return other.messages()->receive(0, operation, 0, heard); }));
+  EXPECT_EQ(heard, words);
+}
+
+TEST(TcpTransport, WhatComesForARefusedOperationIsNotKept) {
+  auto ranks = make_tcp_world(2);
+  const auto words = noise(300'000, 4);
+  ranks[1]->messages()->refuse(5);
+  ranks[0]->messages()->send(1, 5, 0, words);
+  ranks[0]->messages()->send(1, 6, 0, words);
+  std::vector<std::byte> heard(words.size());
+  EXPECT_TRUE(comes_true(*ranks[1], [&] { return ranks[1]->messages()->receive(0, 6, 0, heard); }));
+  EXPECT_EQ(heard, words);
+  EXPECT_FALSE(ranks[1]->messages()->receive(0, 5, 0, heard));
+}
+
+TEST(TcpTransport, AKeeperThatFailsEndsTheWorldInsteadOfTheProcess) {
+  for (const int culprit : {0, 1}) {
+    std::atomic<bool> fails = false;
+    std::vector<TcpOptions> options = {tcp_test_options(0, 2), tcp_test_options(1, 2)};
+    options[static_cast<std::size_t>(culprit)].in_keeper = [&] {
+      if (fails) throw std::runtime_error("there is no thread left");
+    };
+    auto ranks = connect_tcp_world(options);
+    fails = true;
+    for (const auto& rank : ranks) {
+      ASSERT_TRUE(comes_true(*rank, [&] { return rank->verdict().has_value(); }));
+      EXPECT_EQ(rank->verdict()->rank, culprit);
+      EXPECT_NE(rank->verdict()->text.find("there is no thread left"), std::string::npos) << rank->verdict()->text;
+    }
+  }
+}
+
+TEST(TcpTransport, RanksOnSeveralHostsLearnWhatTheNetworkCanDo) {
+  auto ranks = make_tcp_hosts({0, 1, 1});
+  const auto all_know = [&] {
+    return std::all_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank->bytes_per_trip() > 0; });
+  };
+  EXPECT_TRUE(comes_true(*ranks[0], all_know));
+  for (const auto& rank : ranks) {
+    EXPECT_GT(rank->network().trip.count(), 0);
+    EXPECT_GT(rank->network().rate, 1e6);
+  }
+  EXPECT_EQ(make_tcp_world(2)[0]->bytes_per_trip(), 0u) << "there is no network in one host";
+}
+
+TEST(TcpTransport, OneOfAnOldEpochDoesNotKeepOthersFromStarting) {
+  tcp::Mesh first(tcp_test_options(0, 2)), second(tcp_test_options(1, 2));
+  const std::vector<net::Address> addresses = {first.address(), second.address()};
+  std::thread starting([&] { EXPECT_NO_THROW(first.connect(addresses, Clock::now() + 30s)); });
+  net::Membership old = tcp_test_options(1, 2).self;
+  old.epoch = 0;
+  try {
+    net::call_control(net::TlsContext(), old, {.rank = 0, .address = addresses[0], .deadline = Clock::now() + 30s});
+    ADD_FAILURE() << "it was let in";
+  } catch (const net::Refused& refused) {
+    EXPECT_EQ(refused.reason(), net::Reason::epoch);
+  }
+  EXPECT_NO_THROW(second.connect(addresses, Clock::now() + 30s));
+  starting.join();
+}
+
 TEST(TcpTransport, AnotherVersionIsRefusedInWords) {
   std::vector<TcpOptions> options = {tcp_test_options(0, 2), tcp_test_options(1, 2)};
   options[1].self.release = "other";
@@ -160,13 +293,14 @@ TEST(TcpWire, WhatIsCutShortOrTooLongIsNoFrame) {
   words.seats = {1, 2, 3};
   const std::vector<std::vector<std::byte>> frames = {
       pack(Hello{.process = 1, .token = 2}, 1),
-      pack(Notice{}, 1),
+      pack_head(Announcement{}, 1),
       pack(Declaration{.standstill = {.doing = "d"}, .threads = {1, 2}}, 1),
       pack(Message(Propose{.request = 1, .command = *words.verdict}), 1),
       pack(Message(Propose{.request = 1, .command = ChangeSeat{}}), 1),
       pack(Message(Tell{.ballot = 3, .words = words}), 1),
       pack(Message(Snapshot{.words = words}), 1),
       pack(Message(Ack{}), 1),
+      pack(Measured{.network = {.trip = 1ms, .rate = 1e9}}, 1),
   };
   for (const auto& bytes : frames) {
     const auto header = net::decode_frame_header(std::span(bytes).first<net::kFrameHeaderBytes>());

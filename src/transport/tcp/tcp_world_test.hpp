@@ -56,4 +56,15 @@ inline std::vector<std::unique_ptr<Transport>> make_tcp_world(int size) {
   return connect_tcp_world(std::move(all));
 }
 
+/// `hosts` says for each rank in which it is, as far as the engine is concerned.
+inline std::vector<std::unique_ptr<Transport>> make_tcp_hosts(const std::vector<int>& hosts) {
+  std::vector<TcpOptions> all;
+  const int size = static_cast<int>(hosts.size());
+  for (int rank = 0; rank < size; ++rank) {
+    all.push_back(tcp_test_options(rank, size));
+    all.back().hosts = hosts;
+  }
+  return connect_tcp_world(std::move(all));
+}
+
 }  // namespace lockstep::transport

@@ -23,6 +23,8 @@ enum class SaidKind : std::uint32_t {
   ack,
   refuse,
   confirmation,
+  filler,
+  measured,
 };
 
 constexpr std::uint32_t kLongestText = 4096;
@@ -59,8 +61,16 @@ class Packer {
     return *this;
   }
 
-  std::vector<std::byte> frame(SaidKind kind, std::uint32_t epoch) const {
-    return net::make_frame(static_cast<std::uint32_t>(kind), epoch, payload_);
+  std::vector<std::byte> frame(SaidKind kind, std::uint32_t epoch) const { return frame_before({}, kind, epoch); }
+
+  // The frame without the end of its payload, which follows.
+  std::vector<std::byte> frame_before(std::span<const std::byte> rest, SaidKind kind, std::uint32_t epoch) const {
+    auto frame = net::make_frame(static_cast<std::uint32_t>(kind), epoch, payload_);
+    const auto header = net::encode({.length = static_cast<std::uint32_t>(payload_.size() + rest.size()),
+                                     .kind = static_cast<std::uint32_t>(kind),
+                                     .epoch = epoch});
+    std::copy(header.begin(), header.end(), frame.begin());
+    return frame;
   }
 
  private:
@@ -88,7 +98,7 @@ class Unpacker {
 
   Verdict take_verdict() {
     const auto code = take<std::int32_t>();
-    if (code < static_cast<int>(ErrorCode::invalid_argument) || code > static_cast<int>(ErrorCode::internal))
+    if (code < static_cast<int>(ErrorCode::invalid_argument) || code > static_cast<int>(ErrorCode::incompatible))
       throw net::BadFrame("a verdict of an unknown kind");
     const auto rank = take<std::int32_t>();
     return {.code = static_cast<ErrorCode>(code), .rank = rank, .text = take_text()};
@@ -120,23 +130,31 @@ class Unpacker {
   std::span<const std::byte> rest_;
 };
 
-Notice unpack_notice(Unpacker& from) {
-  Notice notice;
-  notice.head = from.take<NoticeHead>();
-  notice.detail = from.take<NoticeDetail>();
-  const bool sound = notice.head.inline_bytes <= kInlineBytes && notice.detail.ndim >= 0 &&
-                     notice.detail.ndim <= NoticeDetail::kMaxDims &&
-                     notice.detail.name[NoticeDetail::kNameBytes - 1] == '\0';
+Announcement unpack_announcement(Unpacker& from) {
+  Announcement said;
+  said.notice.head = from.take<NoticeHead>();
+  said.notice.detail = from.take<NoticeDetail>();
+  const auto attached = from.take<std::uint32_t>();
+  said.attached = from.take_raw(attached);
+  const NoticeDetail& detail = said.notice.detail;
+  const bool sound = said.notice.head.inline_bytes <= kInlineBytes && detail.ndim >= 0 &&
+                     detail.ndim <= NoticeDetail::kMaxDims && detail.name[NoticeDetail::kNameBytes - 1] == '\0';
   if (!sound) throw net::BadFrame("a notice that contradicts itself");
-  return notice;
+  return said;
 }
 
-Piece unpack_piece(Unpacker& from) {
+Piece take_piece_head(Unpacker& from) {
   Piece piece;
   piece.operation = from.take<std::uint64_t>();
   piece.part = from.take<std::uint32_t>();
   piece.total = from.take<std::uint64_t>();
+  return piece;
+}
+
+Piece unpack_piece(Unpacker& from, std::size_t placed) {
+  Piece piece = take_piece_head(from);
   piece.data = from.take_rest();
+  piece.placed = placed;
   if (piece.data.size() > piece.total) throw net::BadFrame("a piece that is longer than its message");
   return piece;
 }
@@ -151,6 +169,14 @@ Declaration unpack_declaration(Unpacker& from) {
   if (count > kMostThreads) throw net::BadFrame("more threads than a rank may declare");
   for (std::uint32_t i = 0; i < count; ++i) declaration.threads.push_back(from.take<pid_t>());
   return declaration;
+}
+
+Measured unpack_measured(Unpacker& from) {
+  const std::chrono::nanoseconds trip(from.take<std::int64_t>());
+  const auto rate = from.take<double>();
+  const bool sound = trip.count() >= 0 && trip < std::chrono::hours(1) && rate >= 0 && rate < 1e15;  // no NaN
+  if (!sound) throw net::BadFrame("a network that there cannot be");
+  return {.network = {.trip = trip, .rate = rate}};
 }
 
 Propose unpack_proposal(Unpacker& from, SaidKind kind) {
@@ -225,13 +251,6 @@ std::vector<std::byte> pack(const Hello& hello, std::uint32_t epoch) {
   return Packer().add(hello.process).add(hello.token).frame(SaidKind::hello, epoch);
 }
 
-std::vector<std::byte> pack(const Notice& notice, std::uint32_t epoch) {
-  return Packer()
-      .add_raw(&notice.head, sizeof notice.head)
-      .add_raw(&notice.detail, sizeof notice.detail)
-      .frame(SaidKind::notice, epoch);
-}
-
 std::vector<std::byte> pack(const Declaration& declaration, std::uint32_t epoch) {
   const Standstill& still = declaration.standstill;
   const auto count = std::min<std::size_t>(declaration.threads.size(), kMostThreads);
@@ -247,17 +266,44 @@ std::vector<std::byte> pack(const Heartbeat&, std::uint32_t epoch) {
   return Packer().frame(SaidKind::heartbeat, epoch);
 }
 
+std::vector<std::byte> pack(const Measured& measured, std::uint32_t epoch) {
+  return Packer()
+      .add(static_cast<std::int64_t>(measured.network.trip.count()))
+      .add(measured.network.rate)
+      .frame(SaidKind::measured, epoch);
+}
+
+std::vector<std::byte> pack_filler(std::size_t bytes, std::uint32_t epoch) {
+  const std::vector<std::byte> nothing(bytes);
+  return Packer().add_raw(nothing.data(), nothing.size()).frame(SaidKind::filler, epoch);
+}
+
 std::vector<std::byte> pack(const Message& message, std::uint32_t epoch) {
   return std::visit(PackMessage{epoch}, message);
 }
 
-std::vector<std::byte> pack_piece_head(const Piece& piece, std::uint32_t epoch) {
-  auto head = Packer().add(piece.operation).add(piece.part).add(piece.total).frame(SaidKind::piece, epoch);
-  const auto payload = static_cast<std::uint32_t>(head.size() - net::kFrameHeaderBytes + piece.data.size());
-  const auto header =
-      net::encode({.length = payload, .kind = static_cast<std::uint32_t>(SaidKind::piece), .epoch = epoch});
-  std::copy(header.begin(), header.end(), head.begin());
-  return head;
+std::vector<std::byte> pack_head(const Piece& piece, std::uint32_t epoch) {
+  return Packer()
+      .add(piece.operation)
+      .add(piece.part)
+      .add(piece.total)
+      .frame_before(piece.data, SaidKind::piece, epoch);
+}
+
+std::vector<std::byte> pack_head(const Announcement& announcement, std::uint32_t epoch) {
+  const Notice& notice = announcement.notice;
+  return Packer()
+      .add_raw(&notice.head, sizeof notice.head)
+      .add_raw(&notice.detail, sizeof notice.detail)
+      .add(static_cast<std::uint32_t>(announcement.attached.size()))
+      .frame_before(announcement.attached, SaidKind::notice, epoch);
+}
+
+std::uint32_t kind_of_pieces() { return static_cast<std::uint32_t>(SaidKind::piece); }
+
+Piece unpack_piece_head(std::span<const std::byte> head) {
+  Unpacker from(head);
+  return take_piece_head(from);
 }
 
 std::vector<std::byte> pack_confirmation(std::uint64_t frames, std::uint32_t epoch) {
@@ -280,15 +326,20 @@ Said unpack(const net::Frame& frame, int world_size) {
       case SaidKind::hello:
         return Hello{.process = from.take<std::uint64_t>(), .token = from.take<std::uint64_t>()};
       case SaidKind::notice:
-        return unpack_notice(from);
+        return unpack_announcement(from);
       case SaidKind::piece:
-        return unpack_piece(from);
+        return unpack_piece(from, frame.placed);
       case SaidKind::declaration:
         return unpack_declaration(from);
       case SaidKind::left:
         return Left{};
       case SaidKind::heartbeat:
         return Heartbeat{};
+      case SaidKind::filler:
+        from.take_rest();
+        return Filler{};
+      case SaidKind::measured:
+        return unpack_measured(from);
       default:
         return unpack_agreement(from, kind, world_size);
     }
@@ -298,13 +349,16 @@ Said unpack(const net::Frame& frame, int world_size) {
 }
 
 std::optional<std::uint32_t> said_limit(std::uint32_t kind) {
-  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::confirmation))
+  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::measured))
     return std::nullopt;
   switch (static_cast<SaidKind>(kind)) {
     case SaidKind::notice:
-      return static_cast<std::uint32_t>(sizeof(NoticeHead) + sizeof(NoticeDetail));
+      return static_cast<std::uint32_t>(sizeof(NoticeHead) + sizeof(NoticeDetail) + sizeof(std::uint32_t) +
+                                        kMostAttached);
     case SaidKind::piece:
-      return static_cast<std::uint32_t>(kPieceBytes + 20);
+      return static_cast<std::uint32_t>(kPieceBytes + kPieceHeadBytes);
+    case SaidKind::filler:
+      return static_cast<std::uint32_t>(kMostFiller);
     case SaidKind::tell:
     case SaidKind::snapshot:
       return kWordsBytes;

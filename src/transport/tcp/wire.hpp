@@ -26,7 +26,14 @@ struct Piece {
   std::uint64_t operation = 0;
   std::uint32_t part = 0;
   std::uint64_t total = 0;  ///< bytes of the whole message
-  std::span<const std::byte> data;
+  std::span<const std::byte> data = {};
+  std::size_t placed = 0;  ///< instead of data: bytes that are where they belong already
+};
+
+/// A notice, and the tensor that comes with it.
+struct Announcement {
+  Notice notice;
+  std::span<const std::byte> attached = {};
 };
 
 struct Declaration {
@@ -37,25 +44,43 @@ struct Declaration {
 struct Left {};
 struct Heartbeat {};
 
-inline constexpr std::size_t kPieceBytes = 1 << 20;
+/// Bytes without a meaning: from how they travel the ranks learn what the network can do, and so does TCP.
+struct Filler {};
+
+/// What a rank takes the network for.
+struct Measured {
+  Network network;
+};
+
+inline constexpr std::size_t kPieceBytes = 256 << 10;
+inline constexpr std::size_t kPieceHeadBytes = 20;  ///< of its payload, before the data
+inline constexpr std::size_t kMostAttached = 1 << 20;
+inline constexpr std::size_t kMostFiller = 64 << 10;
 
 std::vector<std::byte> pack(const Hello& hello, std::uint32_t epoch);
-std::vector<std::byte> pack(const Notice& notice, std::uint32_t epoch);
 std::vector<std::byte> pack(const Declaration& declaration, std::uint32_t epoch);
 std::vector<std::byte> pack(const Left&, std::uint32_t epoch);
 std::vector<std::byte> pack(const Heartbeat&, std::uint32_t epoch);
 std::vector<std::byte> pack(const Message& message, std::uint32_t epoch);
+std::vector<std::byte> pack(const Measured& measured, std::uint32_t epoch);
+/// At most kMostFiller bytes.
+std::vector<std::byte> pack_filler(std::size_t bytes, std::uint32_t epoch);
 
-/// Frame and header of a piece without its data, which follows.
-std::vector<std::byte> pack_piece_head(const Piece& piece, std::uint32_t epoch);
+/// What comes before the data of a piece, and before what is attached to a notice.
+std::vector<std::byte> pack_head(const Piece& piece, std::uint32_t epoch);
+std::vector<std::byte> pack_head(const Announcement& announcement, std::uint32_t epoch);
+
+/// The kind of a piece's frame, and what its first kPieceHeadBytes bytes say.
+std::uint32_t kind_of_pieces();
+Piece unpack_piece_head(std::span<const std::byte> head);
 
 /// Of a LastingLink's own: how many frames have arrived.
 std::vector<std::byte> pack_confirmation(std::uint64_t frames, std::uint32_t epoch);
 /// nullopt: it is another frame. Throws net::BadFrame.
 std::optional<std::uint64_t> unpack_confirmation(const net::Frame& frame);
 
-/// A Piece refers to the frame.
-using Said = std::variant<Hello, Notice, Piece, Declaration, Left, Heartbeat, Message>;
+/// A Piece and an Announcement refer to the frame.
+using Said = std::variant<Hello, Announcement, Piece, Declaration, Left, Heartbeat, Filler, Measured, Message>;
 
 /// Throws net::BadFrame.
 Said unpack(const net::Frame& frame, int world_size);

@@ -1,0 +1,117 @@
+// One copy of weights and optimizer state for all ranks of a host, updated by the reduction itself.
+//
+//   SharedWeights weights(engine, {{.name = "layer.weight", .elements = 1'000'000}}, {adam});
+//   weights.load(values);                               // those of rank 0
+//   for (...) {
+//     backward(weights.weights(0), weights.gradient(0));  // reads the weights, leaves the gradient where all can read
+//     it weights.update({.optimizers = {adam}});             // each rank reduces and updates its part
+//   }
+//
+// p ranks keep W + S + pG bytes instead of p(W + S + G): weights, state, gradients. There is one copy per host, not one
+// per NUMA node.
+//
+// What a rank gets to see of weights and state is mapped read-only. A stray write is a fault; the process dies of it as
+// it would of any other, but says first which tensor was written to.
+//
+// Whole after any death: an update either happens or does not. When ranks die in the middle of one, at whatever point
+// and however many, `recover` leaves what was before the update or what is after it, the same for all survivors.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine.hpp"
+#include "lockstep/export.hpp"
+#include "lockstep/optimizer.hpp"
+#include "lockstep/types.hpp"
+
+namespace lockstep {
+
+/// A tensor that is to be shared. All ranks must give the same, in the same order.
+struct SharedTensor {
+  std::string name;          ///< for messages
+  DType dtype = DType::f32;  ///< of weights and gradient: f16, bf16, f32 or f64; state is f32, or f64 with the last
+  std::size_t elements = 0;
+  std::size_t group = 0;  ///< which of the optimizers it belongs to
+};
+
+/// How to update once. Must be the same on all ranks, except for the gradients.
+struct SharedUpdate {
+  std::vector<OptimizerOptions> optimizers;  ///< one per group; each keeps the number of states it was made with
+  /// The gradient of each tensor; nullptr: this rank has none, and is a skipped leaf. What does not lie in
+  /// `gradient(i)` already is copied there. Empty: all do. A tensor for which no rank has a gradient stays as it is.
+  std::vector<const void*> gradients = {};
+  ReduceOp op = ReduceOp::average;  ///< or sum. An average divides by the number of ranks.
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+/// Values to put into the place of a tensor's own. What is nullptr stays as it is.
+struct SharedValues {
+  const void* weights = nullptr;
+  std::array<const void*, kMostOptimizerStates> state{};
+  std::int64_t steps = -1;  ///< updates that the state has seen; -1: as it is
+};
+
+/// What `recover` has found.
+struct Recovery {
+  std::uint64_t updates = 0;   ///< how many the weights have seen: those before the failure, or one more
+  bool load_was_torn = false;  ///< rank 0 died in `load`: weights and state are a mixture, and must be loaded again
+};
+
+/// Made, used and recovered by all ranks of the engine's world together. Threads: one call at a time. Errors: as those
+/// of the engine; wrong arguments throw at the call, before anybody is told.
+class LOCKSTEP_API SharedWeights {
+ public:
+  /// All values are zeros. Throws Error(invalid_argument) for ranks on several hosts, or what no optimizer can update;
+  /// Error(mismatch), on all ranks, when they give different tensors; Error(system) when there is no memory for it.
+  /// `engine` must live as long as it is used here.
+  SharedWeights(Engine& engine, std::vector<SharedTensor> tensors, std::vector<OptimizerOptions> optimizers);
+
+  /// Unmaps everything: what `weights`, `state` and `gradient` gave is gone.
+  ~SharedWeights();
+
+  SharedWeights(SharedWeights&&) noexcept;
+  SharedWeights& operator=(SharedWeights&&) noexcept;
+
+  std::size_t count() const noexcept;
+  const void* weights(std::size_t tensor) const;
+  std::size_t states(std::size_t tensor) const;
+  const void* state(std::size_t tensor, std::size_t index) const;
+
+  /// This rank's own place for the gradient. Must be left alone while `update` runs, and, when that has failed, until
+  /// `recover` has returned.
+  void* gradient(std::size_t tensor);
+
+  std::int64_t steps(std::size_t tensor) const;  ///< updates that had a gradient for it, and what `load` has told
+  std::uint64_t updates() const noexcept;
+
+  /// Puts in values from outside, those of rank 0. Unlike an update it is not whole after a death of rank 0.
+  void load(const std::vector<SharedValues>& values);
+
+  /// Reduces the gradients of all ranks and updates. On return it is done, everywhere. Throws Error(mismatch) on all
+  /// ranks, with nothing changed, when they want different updates. Throws Error(peer_lost) when a rank is lost: then
+  /// it is open whether the update has happened, until `recover`.
+  void update(const SharedUpdate& update);
+
+  /// After a failure, called by every survivor: completes the update that was under way, or finds that it has not
+  /// begun, and goes on with `next`, which is what `Engine::continue_with_survivors` gave. Throws Error(peer_lost) when
+  /// a rank dies meanwhile: continue with the survivors of `next`, and call it again. Ranks that were left behind but
+  /// are still there and hold such an object, such as one that is stopped, are killed: they could write into what the
+  /// others go on with.
+  Recovery recover(Engine& next);
+
+  /// Of weights, state and steps: the same on all ranks, or something is wrong.
+  std::uint64_t hash() const;
+
+  class Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#include "transport/tcp/post_office.hpp"
+
+#include <algorithm>
+
+namespace lockstep::transport::tcp {
+
+void PostOffice::post(const Notice& notice, std::span<const std::byte> attached) {
+  send_to_all(pack_head(Announcement{.notice = notice, .attached = attached}, epoch_), attached, notice.head.id);
+}
+
+void PostOffice::send_to_all(std::span<const std::byte> head, std::span<const std::byte> rest,
+                             std::uint64_t operation) {
+  for (int to = 0; to < static_cast<int>(inboxes_.size()); ++to) switchboard_->send_data(to, head, rest, operation);
+}
+
+template <class Give>
+void PostOffice::in_pieces(std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data,
+                           const Give& give) {
+  const std::uint64_t total = data.size();
+  do {
+    const auto bytes = data.first(std::min(data.size(), kPieceBytes));
+    data = data.subspan(bytes.size());
+    give(pack_head(Piece{.operation = operation, .part = part, .total = total, .data = bytes}, epoch_), bytes);
+  } while (!data.empty());
+}
+
+void PostOffice::send(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
+  in_pieces(operation, part, data, [&](std::span<const std::byte> head, std::span<const std::byte> bytes) {
+    switchboard_->send_data(to, head, bytes, operation);
+  });
+}
+
+void PostOffice::lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
+  in_pieces(operation, part, data, [&](std::span<const std::byte> head, std::span<const std::byte> bytes) {
+    switchboard_->lend_data(to, head, bytes, operation);
+  });
+}
+
+void PostOffice::expect(int from, std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) {
+  inbox(from).expect(operation, part, to);
+}
+
+void PostOffice::close(std::uint64_t operation) {
+  switchboard_->give_back(operation);
+  for (int from = 0; from < static_cast<int>(inboxes_.size()); ++from) {
+    inbox(from).forget(operation, [&](std::span<const std::byte> place) { switchboard_->take_back(from, place); });
+  }
+}
+
+void PostOffice::refuse(std::uint64_t operation) {
+  close(operation);
+  for (Inbox& inbox : inboxes_) inbox.refuse(operation);
+}
+
+bool PostOffice::is_asked_again(int from) {
+  const auto index = static_cast<std::size_t>(from);
+  const bool again = seen_nothing_[index];
+  if (again) std::fill(seen_nothing_.begin(), seen_nothing_.end(), false);
+  seen_nothing_[index] = true;
+  return again;
+}
+
+}  // namespace lockstep::transport::tcp

@@ -1,0 +1,91 @@
+// Where everything lies in the memory file of shared weights, and how the work is cut. Pure: follows from the tensors.
+//
+//     header | boards | journals | undo copies | weights and state of all tensors | gradients of rank 0, 1, ...
+//
+// Weights and state are cut into pieces that stay in the cache while they are worked on; a slice is a run of pieces,
+// and each rank works on one slice. A seat is a rank's place in the world in which the file was made; it keeps that
+// when survivors go on under new numbers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/optimizer.hpp"
+#include "lockstep/shared_weights.hpp"
+
+namespace lockstep::weights {
+
+struct TensorPlace {
+  std::string name;
+  DType dtype = DType::f32;
+  std::size_t elements = 0;
+  std::size_t group = 0;
+  std::size_t weights = 0;  ///< offsets in the file, in bytes
+  std::array<std::size_t, kMostOptimizerStates> state{};
+  std::size_t states = 0;
+  std::size_t gradient = 0;  ///< from the beginning of a seat's gradients
+
+  std::size_t width() const { return size_of(dtype); }
+  std::size_t state_width() const { return dtype == DType::f64 ? 8 : 4; }
+};
+
+/// A part of one tensor.
+struct Piece {
+  std::size_t tensor = 0;
+  std::size_t offset = 0;  ///< in elements
+  std::size_t count = 0;
+};
+
+struct PieceRange {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+class Layout {
+ public:
+  /// Throws Error(invalid_argument) that names the tensor which cannot be shared.
+  Layout(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers, std::size_t seats);
+
+  std::span<const TensorPlace> tensors() const { return tensors_; }
+  std::size_t seats() const { return seats_; }
+  std::size_t groups() const { return groups_; }
+
+  std::size_t bytes() const { return bytes_; }
+  std::size_t board(std::size_t generation, std::size_t place) const;
+  std::size_t journal(std::size_t generation, std::size_t slice) const;
+  std::size_t undo(std::size_t slice) const;
+  std::size_t values() const { return values_; }  ///< weights and state: whole pages
+  std::size_t values_bytes() const { return values_bytes_; }
+  std::size_t gradients(std::size_t seat) const { return gradients_ + seat * gradient_stride_; }
+
+  Piece piece(std::size_t index) const { return pieces_[index]; }
+  std::size_t piece_bytes() const { return piece_bytes_; }  ///< of the largest gradient of one piece
+  /// Slice `index` when all is cut into `slices` of about the same size.
+  PieceRange slice(std::size_t index, std::size_t slices) const;
+
+  /// Differs when tensors, optimizers or seats differ in anything that matters.
+  std::uint64_t hash() const { return hash_; }
+
+ private:
+  void place_tensors(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers);
+  void cut();
+
+  std::size_t seats_;
+  std::size_t groups_;
+  std::vector<TensorPlace> tensors_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> starts_;  // of each piece, in bytes of weights; at the end, the whole
+  std::size_t piece_bytes_ = 0;
+  std::size_t undo_bytes_ = 0;
+  std::size_t board_stride_ = 0;
+  std::size_t boards_ = 0, journals_ = 0, undos_ = 0, values_ = 0, values_bytes_ = 0;
+  std::size_t gradients_ = 0, gradient_stride_ = 0;
+  std::size_t bytes_ = 0;
+  std::uint64_t hash_ = 0;
+};
+
+}  // namespace lockstep::weights

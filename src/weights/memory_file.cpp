@@ -1,0 +1,74 @@
+#include "weights/memory_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "base/memory_limit.hpp"
+#include "lockstep/error.hpp"
+
+namespace lockstep::weights {
+namespace {
+
+std::uint64_t inode_of(const Fd& file) {
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno("look at the memory of shared weights");
+  return status.st_ino;
+}
+
+}  // namespace
+
+Fd make_memory_file(std::size_t bytes) {
+  Fd file(::memfd_create("lockstep-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) throw_errno("make memory for shared weights");
+  const auto left = memory_left();
+  int failed = left && *left < bytes ? ENOMEM : ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+  while (failed == EINTR) failed = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
+  if (failed != 0) {
+    throw Error(
+        ErrorCode::system,
+        fmt::format("no memory for shared weights: weights, optimizer state and the gradients of all ranks of "
+                    "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.",
+                    (bytes >> 20) + 1));
+  }
+  // A peer that could shrink the file could kill everybody else with SIGBUS.
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw_errno("seal the memory of shared weights");
+  }
+  return file;
+}
+
+FileAddress address_of(const Fd& file) { return {.pid = ::getpid(), .fd = file.get(), .inode = inode_of(file)}; }
+
+Fd open_memory_file(const FileAddress& address) {
+  const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
+  Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) throw_errno("open the shared weights that rank 0 has made, " + path);
+  if (inode_of(file) != address.inode) {
+    throw Error(ErrorCode::system, path + " is not what rank 0 has made. Likely cause: ranks in different containers.");
+  }
+  return file;
+}
+
+Mapping::Mapping(const Fd& file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes)
+    : bytes_(bytes), shown_bytes_(shown_bytes) {
+  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (base == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights", bytes >> 20));
+  base_ = static_cast<std::byte*>(base);
+  void* shown = ::mmap(nullptr, shown_bytes, PROT_READ, MAP_SHARED, file.get(), static_cast<off_t>(shown_offset));
+  if (shown == MAP_FAILED) {
+    ::munmap(base_, bytes_);
+    throw_errno(fmt::format("map {} MB of shared weights to read", shown_bytes >> 20));
+  }
+  shown_ = static_cast<std::byte*>(shown);
+}
+
+Mapping::~Mapping() {
+  ::munmap(base_, bytes_);
+  ::munmap(shown_, shown_bytes_);
+}
+
+}  // namespace lockstep::weights

@@ -1,0 +1,258 @@
+// The public class: the memory file, the guard over what users see of it, and the barriers between what a Store does.
+#include "lockstep/shared_weights.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "lockstep/error.hpp"
+#include "weights/fence.hpp"
+#include "weights/guard.hpp"
+#include "weights/layout.hpp"
+#include "weights/memory_file.hpp"
+#include "weights/store.hpp"
+
+namespace lockstep {
+namespace {
+
+using weights::FileAddress;
+using weights::GuardedRange;
+using weights::Layout;
+using weights::Mapping;
+using weights::Store;
+using weights::TensorPlace;
+
+/// What each rank says, by rank.
+template <class Word>
+std::vector<Word> told_by_all(Engine& engine, Word own, const char* name) {
+  const TensorView input{
+      .data = &own, .dtype = DType::u8, .shape = {1, static_cast<std::int64_t>(sizeof(Word))}, .name = name};
+  std::vector<Word> all(static_cast<std::size_t>(engine.size()));
+  const Result result = engine.all_gather(input);
+  std::memcpy(all.data(), result.tensor.data, all.size() * sizeof(Word));
+  return all;
+}
+
+std::size_t checked_seats(const Engine& engine) {
+  if (engine.size() == engine.local_size()) return static_cast<std::size_t>(engine.size());
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("shared weights are for ranks of one host; of {} ranks only {} are here. Go on without sharing "
+                  "where ranks are on several hosts.",
+                  engine.size(), engine.local_size()));
+}
+
+struct Introduction {
+  std::uint64_t layout = 0;
+  std::int64_t pid = 0;
+  FileAddress file;
+};
+
+void check_layouts(const std::vector<Introduction>& all) {
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].layout == all[0].layout) continue;
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("rank {} wants to share other tensors, or for another optimizer, than rank 0. Likely cause: "
+                    "ranks have built different models.",
+                    rank));
+  }
+}
+
+std::string warning_for(const TensorPlace& tensor, const char* part) {
+  return fmt::format(
+      "Lockstep: this process writes into {}'{}', of which all ranks of the host share one copy, and dies of it. Next "
+      "step: change shared weights by load (in Python: inside `with lockstep.torch.modify(parameters):`), or do not "
+      "share them.\n",
+      part, tensor.name);
+}
+
+}  // namespace
+
+class SharedWeights::Impl {
+ public:
+  Impl(Engine& engine, const std::vector<SharedTensor>& tensors, const std::vector<OptimizerOptions>& optimizers)
+      : engine_(&engine), layout_(tensors, optimizers, checked_seats(engine)) {
+    for (const OptimizerOptions& optimizer : optimizers) {
+      for (std::size_t i = 0; i < optimizer_state_count(optimizer); ++i) {
+        if (state_names_.size() <= i) state_names_.emplace_back(optimizer_state_name(optimizer, i));
+      }
+    }
+    meet();
+    guard_ = std::make_unique<weights::Guard>(guarded_ranges());
+  }
+
+  ~Impl() { store_->leave(); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const Layout& layout() const { return layout_; }
+  Store& store() { return *store_; }
+  const std::byte* shown(std::size_t offset) const { return mapping_->shown() + (offset - layout_.values()); }
+
+  void load(const std::vector<SharedValues>& values) {
+    if (values.size() != layout_.tensors().size()) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("{} values for {} shared tensors", values.size(), layout_.tensors().size()));
+    }
+    const bool first = engine_->rank() == 0;
+    std::vector<std::int64_t> steps;
+    for (const SharedValues& value : values) steps.push_back(value.steps);
+    if (first) store_->begin_load();
+    const TensorView view{.data = steps.data(),
+                          .dtype = DType::i64,
+                          .shape = {static_cast<std::int64_t>(steps.size())},
+                          .name = "weights.load"};
+    engine_->broadcast(view, 0);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (steps[i] >= 0) store_->set_steps(i, steps[i]);
+    }
+    engine_->barrier();  // nobody reads any more, and all have the steps
+    if (first) {
+      for (std::size_t i = 0; i < values.size(); ++i) store_->load(i, values[i]);
+      store_->end_load();
+    }
+    engine_->barrier();
+  }
+
+  void update(const SharedUpdate& update) {
+    store_->submit(update);
+    engine_->barrier();
+    if (!store_->agreed()) {
+      store_->withdraw();
+      engine_->barrier();
+      throw Error(ErrorCode::mismatch,
+                  "ranks want different updates of their shared weights. Likely cause: learning rates or other options "
+                  "that differ from rank to rank, or a rank that has joined.");
+    }
+    store_->apply();
+    engine_->barrier();
+    store_->complete();
+  }
+
+  Recovery recover(Engine& next) {
+    checked_seats(next);
+    store_->enter_next();
+    // When all have said where they sit, all have left whatever they were doing here.
+    const auto told = told_by_all<std::uint64_t>(next, seat_, "weights.recover");
+    const std::vector<std::size_t> seats(told.begin(), told.end());
+    for (const Store::Member& member : store_->members()) {
+      const bool stays = std::find(seats.begin(), seats.end(), member.seat) != seats.end();
+      if (!stays && member.pid != 0) fence_->end(member.seat);
+    }
+    next.barrier();  // nobody else writes
+    store_->repair(seats);
+    next.barrier();
+    store_->complete_repair();
+    load_was_torn_ = load_was_torn_ || store_->load_was_torn();
+    store_->prepare_next(seats);
+    next.barrier();
+    if (next.rank() == 0) {
+      store_->end_load();
+      store_->publish_next(seats.size());
+    }
+    next.barrier();
+    store_->enter_next();
+    engine_ = &next;
+    return {.updates = store_->updates(), .load_was_torn = std::exchange(load_was_torn_, false)};
+  }
+
+ private:
+  // Rank 0 makes the file, the others open it; each failure is told to all.
+  void meet() {
+    seat_ = static_cast<std::size_t>(engine_->rank());
+    Fd file;
+    std::string trouble;
+    Introduction own{.layout = layout_.hash(), .pid = ::getpid(), .file = {}};
+    auto attempt = [&](auto&& action) {
+      try {
+        action();
+      } catch (const Error& error) {
+        trouble = error.what();
+      }
+    };
+    if (seat_ == 0) {
+      attempt([&] {
+        file = weights::make_memory_file(layout_.bytes());
+        map(file);
+        Store::initialise(layout_, mapping_->base());
+        own.file = weights::address_of(file);
+      });
+    }
+    const auto all = told_by_all(*engine_, own, "weights.meet");
+    check_layouts(all);
+    if (seat_ != 0 && all[0].file.fd >= 0) attempt([&] { map(weights::open_memory_file(all[0].file)); });
+    if (mapping_) attempt([&] { store_ = std::make_unique<Store>(layout_, mapping_->base(), seat_, ::getpid()); });
+    std::vector<pid_t> pids;
+    for (const Introduction& one : all) pids.push_back(static_cast<pid_t>(one.pid));
+    attempt([&] { fence_ = std::make_unique<weights::Fence>(pids); });
+    const auto ready = told_by_all<std::uint8_t>(*engine_, store_ && fence_ ? 1 : 0, "weights.ready");
+    if (!trouble.empty()) throw Error(ErrorCode::system, trouble);
+    for (std::size_t rank = 0; rank < ready.size(); ++rank) {
+      if (ready[rank] == 0) throw Error(ErrorCode::system, fmt::format("rank {} could not share weights", rank));
+    }
+  }
+
+  void map(const Fd& file) {
+    mapping_ = std::make_unique<Mapping>(file, layout_.bytes(), layout_.values(), layout_.values_bytes());
+  }
+
+  std::vector<GuardedRange> guarded_ranges() const {
+    std::vector<GuardedRange> ranges;
+    for (const TensorPlace& tensor : layout_.tensors()) {
+      ranges.push_back({shown(tensor.weights), tensor.elements * tensor.width(), warning_for(tensor, "")});
+      for (std::size_t i = 0; i < tensor.states; ++i) {
+        const std::string part = fmt::format("the state {} of ", state_names_[i]);
+        ranges.push_back(
+            {shown(tensor.state[i]), tensor.elements * tensor.state_width(), warning_for(tensor, part.c_str())});
+      }
+    }
+    return ranges;
+  }
+
+  Engine* engine_;
+  Layout layout_;
+  std::size_t seat_ = 0;
+  bool load_was_torn_ = false;  // found by an attempt to recover that was not the last
+  std::vector<std::string> state_names_;
+  std::unique_ptr<Mapping> mapping_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<weights::Fence> fence_;
+  std::unique_ptr<weights::Guard> guard_;
+};
+
+SharedWeights::SharedWeights(Engine& engine, std::vector<SharedTensor> tensors,
+                             std::vector<OptimizerOptions> optimizers)
+    : impl_(std::make_unique<Impl>(engine, tensors, optimizers)) {}
+SharedWeights::~SharedWeights() = default;
+SharedWeights::SharedWeights(SharedWeights&&) noexcept = default;
+SharedWeights& SharedWeights::operator=(SharedWeights&&) noexcept = default;
+
+std::size_t SharedWeights::count() const noexcept { return impl_->layout().tensors().size(); }
+
+const void* SharedWeights::weights(std::size_t tensor) const {
+  return impl_->shown(impl_->layout().tensors()[tensor].weights);
+}
+
+std::size_t SharedWeights::states(std::size_t tensor) const { return impl_->layout().tensors()[tensor].states; }
+
+const void* SharedWeights::state(std::size_t tensor, std::size_t index) const {
+  const TensorPlace& place = impl_->layout().tensors()[tensor];
+  if (index >= place.states) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("'{}' has no state number {}", place.name, index));
+  }
+  return impl_->shown(place.state[index]);
+}
+
+void* SharedWeights::gradient(std::size_t tensor) { return impl_->store().gradient(tensor); }
+std::int64_t SharedWeights::steps(std::size_t tensor) const { return impl_->store().steps(tensor); }
+std::uint64_t SharedWeights::updates() const noexcept { return impl_->store().updates(); }
+void SharedWeights::load(const std::vector<SharedValues>& values) { impl_->load(values); }
+void SharedWeights::update(const SharedUpdate& update) { impl_->update(update); }
+Recovery SharedWeights::recover(Engine& next) { return impl_->recover(next); }
+std::uint64_t SharedWeights::hash() const { return impl_->store().hash(); }
+
+}  // namespace lockstep

@@ -1,10 +1,16 @@
 """Settings of pytest for the whole repository."""
 
 import os
+import signal
 
 import pytest
 
 REQUIRE_ALL = os.environ.get("LOCKSTEP_REQUIRE_ALL") == "1"
+
+# A shell without job control lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+for interruption in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(interruption) is signal.SIG_IGN:
+        signal.signal(interruption, signal.default_int_handler if interruption == signal.SIGINT else signal.SIG_DFL)
 
 
 def _refuse_skip(report):

@@ -9,10 +9,10 @@ import ranks
 os.environ.setdefault("LOCKSTEP_LIBRARY", str(ranks.LIBRARY))
 
 
-def _world(size):
+def _world(size, preload=""):
     if not ranks.LIBRARY.is_file():
         pytest.fail(f"{ranks.LIBRARY} is not there: build it with `make build`.")
-    world = ranks.Ranks(size)
+    world = ranks.Ranks(size, preload)
     yield world
     world.close()
 
@@ -20,6 +20,12 @@ def _world(size):
 @pytest.fixture(scope="session")
 def two():
     yield from _world(2)
+
+
+@pytest.fixture(scope="session")
+def preloaded():
+    """Two, with the library that `lockstep run` puts into LD_PRELOAD."""
+    yield from _world(2, str(ranks.PRELOAD))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 
-_template: _Template | None = None
+_templates: dict[str, _Template] = {}  # by what they preload
 
 
 class Forked:
@@ -40,31 +40,32 @@ class Forked:
 
 class _Template:
     def __init__(self, environment: dict[str, str]) -> None:
+        self._preload = environment.get("LD_PRELOAD", "")
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-c", f"import rank_template; rank_template.serve({theirs.fileno()})"]
         subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])  # it ends with this process
         theirs.close()
 
     def ask(self, request: dict[str, object], descriptors: tuple[int, ...] = (), *, timeout: float) -> dict[str, int]:
-        global _template
         self._socket.settimeout(timeout)
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             answer: dict[str, int] = json.loads(self._socket.recv(4096))
             return answer
         except (TimeoutError, OSError, json.JSONDecodeError):
-            _template = None  # a late answer must not be taken for that of another request
+            _templates.pop(self._preload, None)  # a late answer must not be taken for that of another request
             self._socket.close()
             raise
 
 
 def fork(environment: dict[str, str], identity: dict[str, str], channel: socket.socket, secret: int) -> Forked:
     """A rank that serves the channel. `identity`: what is added to the environment; `secret`: a descriptor it gets."""
-    global _template
-    if _template is None:
-        _template = _Template(environment)
-    answer = _template.ask({"fork": identity}, (channel.fileno(), secret), timeout=60)
-    return Forked(_template, answer["pid"])
+    preload = environment.get("LD_PRELOAD", "")
+    if preload not in _templates:
+        _templates[preload] = _Template(environment)
+    template = _templates[preload]
+    answer = template.ask({"fork": identity}, (channel.fileno(), secret), timeout=60)
+    return Forked(template, answer["pid"])
 
 
 # What runs inside the template, and in those forked from it.

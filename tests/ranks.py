@@ -35,6 +35,7 @@ import rank_template
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIBRARY = Path(os.environ.get("LOCKSTEP_LIBRARY", REPOSITORY / "build/release/src/liblockstep.so"))
+PRELOAD = LIBRARY.parent / "liblockstep_preload.so"
 PROGRAM = Path(os.environ.get("LOCKSTEP_PROGRAM", REPOSITORY / "build/release/launcher/lockstep"))
 
 
@@ -106,9 +107,10 @@ class Outcome:
 
 
 class _Rank:
-    def __init__(self, rank: int, size: int, secret: int, job: str) -> None:
+    def __init__(self, rank: int, size: int, secret: int, job: str, preload: str) -> None:
         self.socket, theirs = socket.socketpair()
-        self.process = rank_template.fork(environment(), identity(rank, size, job), theirs, secret)
+        env = environment(LD_PRELOAD=preload) if preload else environment()
+        self.process = rank_template.fork(env, identity(rank, size, job), theirs, secret)
         theirs.close()
         self.rank = rank
         self.buffer = b""
@@ -136,8 +138,10 @@ class _Rank:
 class Ranks:
     """A world of `size` processes. They start at the first call, and anew after one that ended differently."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, preload: str = "") -> None:
+        """preload: the value of LD_PRELOAD for its processes."""
         self.size = size
+        self._preload = preload
         self._ranks: list[_Rank] = []
 
     def values(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
@@ -157,7 +161,7 @@ class Ranks:
         if not self._ranks:
             secret = make_secret()
             job = secrets.token_hex(8)
-            self._ranks = [_Rank(r, self.size, secret, job) for r in range(self.size)]
+            self._ranks = [_Rank(r, self.size, secret, job, self._preload) for r in range(self.size)]
             os.close(secret)
         file = inspect.getfile(function)
         self._pending = [Outcome() for _ in self._ranks]

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "benchmarks"))
 import figures  # noqa: E402
+import wire_report  # noqa: E402
 
 
 def row(contender, number, seconds, before=1.0, after=1.0, valid=1, correct=1):
@@ -54,3 +55,41 @@ def test_a_bar_for_speed_is_shown_the_other_way_round():
     bar = figures.Bar(figures.peers_case(2, 4), "what", "lockstep heap", None, 1 / 1.5, as_speed=True)
     ratio = bar.measure(figures.Table([row("MPICH", 0, 2.0)]))
     assert (bar.text(), bar.figure(ratio), ratio.median <= bar.limit) == ("≥ 1.5x faster", "2x (2-2)", True)
+
+
+def setup(name):
+    return next(setup for setup in wire_report.SETUPS if setup.name == name)
+
+
+def test_the_limit_of_links():
+    trip = 0.001
+    carried = 8 * 16 * figures.MB / (1e9 * 1448 / 1514)  # seconds for all of it, once
+    assert setup("2x1").bound(16 * figures.MB, trip) == pytest.approx(carried + 0.0005)
+    assert setup("2x2").bound(16 * figures.MB, trip) == setup("2x1").bound(16 * figures.MB, trip)
+    assert setup("4x1").bound(16 * figures.MB, trip) == pytest.approx(1.5 * carried + 0.001)
+    assert setup("4x1").bound(4, trip) == pytest.approx(0.0005, rel=0.001)
+    assert setup("2x2").port_bound(16 * figures.MB) == 16 * figures.MB
+    assert setup("4x1").port_bound(16 * figures.MB) == 24 * figures.MB
+
+
+def wire_rows(rounds, seconds=1.0, contenders=("Gloo", "MPICH", wire_report.ENCRYPTED)):
+    rows = [row(name, number, 2.0, seconds, seconds) for number in range(rounds) for name in contenders]
+    return [each | {"baseline": wire_report.OURS} for each in rows]
+
+
+def test_the_ratio_to_the_limit_counts_rounds_and_not_their_contenders():
+    notes = {f"{wire_report.TRIP_NOTE}, 2x1": "1.0"}
+    each = wire_report.Figures(setup("2x1"), 4, wire_rows(4), notes)
+    assert each.limit_ratio().rounds == 4
+    assert each.limit_ratio().median == pytest.approx(1.0 / each.bound)
+
+
+def test_two_ranks_in_a_host_are_held_against_one():
+    one = wire_report.Figures(setup("2x1"), 4, wire_rows(5), {})
+    two = wire_report.Figures(setup("2x2"), 4, wire_rows(3, seconds=1.2), {})
+    assert two.ratio_to(one) == figures.Ratio(1.2, 1.2, 1.2, 3)
+
+
+def test_without_a_valid_raw_stream_there_is_no_limit_on_loopback():
+    each = wire_report.Figures(setup("loopback"), 4, wire_rows(2), {})
+    assert (each.limit_ratio(), each.limit_text()) == (None, "-")

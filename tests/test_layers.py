@@ -20,6 +20,8 @@ def check(root):
 def tree(tmp_path):
     for folder in ("src", "include", "launcher"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copytree(ROOT / "python/lockstep/torch", tmp_path / "python/lockstep/torch")
+    shutil.copy(ROOT / "ARCHITECTURE.md", tmp_path)
     return tmp_path
 
 
@@ -67,3 +69,19 @@ def test_a_lawful_include_passes(tree, path, include):
     (tree / path).parent.mkdir(parents=True, exist_ok=True)
     (tree / path).write_text(include + "\n")
     assert check(tree).stdout == "layers: clean\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "complaint"),
+    [
+        ("7. **src/heap**: one more.", "has 7 hops; at most 6 will do"),
+        ("6. A step without a folder.", "begins with no folder (none named)"),
+        ("6. **src/nowhere**: a folder that is gone.", "begins with no folder (src/nowhere)"),
+        ("6. **src/engine**: once more.", "comes through a folder twice"),
+    ],
+)
+def test_a_longer_path_of_an_all_reduce_is_named(tree, step, complaint):
+    page = tree / "ARCHITECTURE.md"
+    head, line, rest = page.read_text().partition("6. **src/collective**:")
+    page.write_text(head + (line + "\n" if step.startswith("7") else "") + step + "\n" + rest)
+    assert complaint in check(tree).stdout

@@ -19,6 +19,11 @@ class Status(IntEnum):
     UNAVAILABLE = 6
     SYSTEM = 7
     INTERNAL = 8
+    INCOMPATIBLE = 9
+
+
+TIMELINE_MARK_STEPS = 1
+TIMELINE_EXACT_PATH = 2
 
 
 class DType(IntEnum):
@@ -118,10 +123,80 @@ class Options(ctypes.Structure):
         ("interface", c_char_p),
         ("meeting", c_char_p),
         ("encrypt_data", c_int32),
+        ("group_ranks", POINTER(c_int32)),
+        ("group_sizes", POINTER(c_size_t)),
+        ("group_count", c_size_t),
+        ("timeline_mark_steps", c_int32),
     ]
 
 
-# Engines, works and groups are opaque: c_void_p. Each entry: result, arguments.
+class Counter(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("kind", c_char_p), ("value", c_uint64)]
+
+
+class OptimizerOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kind", c_int32),
+        ("maximize", c_int32),
+        ("nesterov", c_int32),
+        ("amsgrad", c_int32),
+        ("centered", c_int32),
+        ("learning_rate", c_double),
+        ("weight_decay", c_double),
+        ("momentum", c_double),
+        ("dampening", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("epsilon", c_double),
+        ("learning_rate_decay", c_double),
+        ("smoothing", c_double),
+    ]
+
+
+class OptimizedTensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("weights", c_void_p),
+        ("dtype", c_int32),
+        ("first", c_size_t),
+        ("state", c_void_p * 3),
+        ("master", c_void_p),
+        ("options", POINTER(OptimizerOptions)),
+        ("step", c_int64),
+    ]
+
+
+class OptimizerStep(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("options", POINTER(OptimizerOptions)),
+        ("step", c_int64),
+        ("tensors", POINTER(OptimizedTensor)),
+        ("tensor_count", c_size_t),
+    ]
+
+
+class SharedTensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("dtype", c_int32),
+        ("elements", c_size_t),
+        ("group", c_size_t),
+    ]
+
+
+class SharedValues(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("weights", c_void_p),
+        ("state", c_void_p * 3),
+        ("steps", c_int64),
+    ]
+
+
+# Engines, works, groups and shared weights are opaque: c_void_p. Each entry: result, arguments.
 _TENSOR = POINTER(Tensor)
 _OPTIONS = POINTER(ReduceOptions)
 _WORK = POINTER(c_void_p)
@@ -163,6 +238,38 @@ _FUNCTIONS = {
     "ls_abort": (c_int, [c_void_p, c_char_p]),
     "ls_timeline_start": (c_int, [c_void_p, c_char_p, c_int]),
     "ls_timeline_stop": (c_int, [c_void_p]),
+    "ls_timeline_merge": (c_int, [POINTER(c_char_p), c_size_t, c_char_p]),
+    "ls_counters": (c_int, [c_void_p, POINTER(Counter), c_size_t, POINTER(c_size_t)]),
+    "ls_heap_holds": (c_int, [c_void_p, c_void_p, c_size_t, POINTER(c_int)]),
+    "ls_serve_allocations": (c_int, [c_void_p, POINTER(c_size_t), c_size_t, c_void_p, POINTER(c_int)]),
+    "ls_engine_shares_memory": (c_int, [c_void_p]),
+    "ls_block_make": (c_int, [c_void_p, c_size_t, c_uint32, POINTER(c_void_p)]),
+    "ls_block_open": (c_int, [c_void_p, c_int32, c_uint64, POINTER(c_void_p)]),
+    "ls_block_data": (c_void_p, [c_void_p]),
+    "ls_block_place": (c_uint64, [c_void_p]),
+    "ls_block_free": (None, [c_void_p]),
+    "ls_optimizer_state_count": (c_int, [POINTER(OptimizerOptions), POINTER(c_size_t)]),
+    "ls_optimizer_state_name": (c_int, [POINTER(OptimizerOptions), c_size_t, POINTER(c_char_p)]),
+    "ls_optimizer_update": (
+        c_int,
+        [POINTER(OptimizerOptions), c_int64, POINTER(OptimizedTensor), c_size_t, c_size_t, c_void_p],
+    ),
+    "ls_shared_weights_make": (
+        c_int,
+        [c_void_p, POINTER(SharedTensor), c_size_t, POINTER(OptimizerOptions), c_size_t, POINTER(c_void_p)],
+    ),
+    "ls_shared_weights_place": (
+        c_int,
+        [c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p)],
+    ),
+    "ls_shared_weights_steps": (c_int, [c_void_p, c_size_t, POINTER(c_int64)]),
+    "ls_shared_weights_hash": (c_int, [c_void_p, POINTER(c_uint64)]),
+    "ls_shared_weights_load": (c_int, [c_void_p, POINTER(SharedValues), c_size_t]),
+    "ls_shared_weights_update": (
+        c_int,
+        [c_void_p, POINTER(OptimizerOptions), c_size_t, _OPTIONS, POINTER(c_void_p), c_size_t],
+    ),
+    "ls_shared_weights_free": (None, [c_void_p]),
 }
 
 
@@ -184,6 +291,9 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 library = _declare(_library.load())
+
+# What updates weights where a reduction has made their gradients: for ReduceOptions.epilogue.
+optimizer_epilogue = ctypes.cast(library.ls_optimizer_epilogue, c_void_p).value
 
 
 def make_tensor(address: int, dtype: DType, shape: tuple[int, ...], name: bytes | None) -> Tensor:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "LOCKSTEP_LIBRARY"
+ABI_VERSION = 1  # LS_ABI_VERSION of the header that _c.py declares
 WHEEL_LOCATION = Path(__file__).resolve().parent / "lib" / "liblockstep.so"
 
 
@@ -32,9 +33,27 @@ def find() -> Path:
 def load() -> ctypes.CDLL:
     path = find()
     try:
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(
             f"Lockstep: {path} is there but cannot be loaded: {error}. It was built for another machine or a newer C "
             f"library than this one; `pip install .` in the repository builds it for here."
         ) from error
+    _check_interface(library, path)
+    return library
+
+
+def _check_interface(library: ctypes.CDLL, path: Path) -> None:
+    """Nothing else may be called in a library whose structs are laid out in another way."""
+    try:
+        found = library.ls_abi_version()
+    except AttributeError:
+        raise ImportError(
+            f"Lockstep: {path} has no ls_abi_version: it is another library, or of a version before 0.1.0. "
+            f"`pip install .` in the repository builds the one that belongs to this Python package."
+        ) from None
+    if found != ABI_VERSION:
+        raise ImportError(
+            f"Lockstep: the C interface of {path} has version {found}, this Python package knows version "
+            f"{ABI_VERSION}. Build both from one source: `pip install .` in the repository."
+        )

@@ -10,11 +10,14 @@ import os
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import byref, c_int32, c_int64, c_void_p, sizeof
+from ctypes import byref, c_int, c_int32, c_int64, c_size_t, c_void_p, sizeof
+from typing import Any
 
 from lockstep import _c
 from lockstep._c import DType, Options, ReduceOp, ReduceOptions, Tensor, make_tensor
+from lockstep.block import Block
 from lockstep.errors import InternalError, NotInitializedError
+from lockstep.exit_code import end_with_its_exit_code
 from lockstep.work import Result, Work, check, has_ended
 
 __all__ = [
@@ -77,7 +80,10 @@ class Engine:
         # Memory of operations that have begun and left no handle: it lives as long as the engine.
         self._stranded: list[object] = []
         handle = c_void_p()
-        check(_c.library.ls_engine_start(options, byref(handle)))
+        status = _c.library.ls_engine_start(options, byref(handle))
+        if status == _c.Status.INCOMPATIBLE:
+            end_with_its_exit_code()
+        check(status)
         self._handle: c_void_p | None = handle
         self.rank: int = _c.library.ls_engine_rank(handle)
         self.size: int = _c.library.ls_engine_size(handle)
@@ -125,6 +131,15 @@ class Engine:
             self._stranded.append(memory)
         check(status)
         return Work(self, work, memory)
+
+    def update(self, gradients: Any, weights: Any, count: int, options: ReduceOptions) -> None:
+        """Several all-reduces whose epilogue makes weights of gradients. Returns when all are done on all ranks.
+
+        `gradients` and `weights` are arrays of tensors. The caller's thread does this rank's part. Wait for the peers
+        first (any small operation does it): this one cannot be interrupted from Python.
+        """
+        engine, _ = self._prepare()
+        check(_c.library.ls_grouped_all_reduce(engine, gradients, weights, count, byref(options), None))
 
     def reduce(self, source: Tensor, target: Tensor, root: int, options: ReduceOptions, memory: object) -> Work:
         """As all_reduce, but only `root` gets the result."""
@@ -200,6 +215,24 @@ class Engine:
         check(_c.library.ls_all_to_all(engine, byref(source), rows, count, target, _handle_of(group), byref(work)))
         return Work(self, work, memory)
 
+    # Memory that the ranks of this host share.
+
+    @property
+    def shares_memory(self) -> bool:
+        return bool(_c.library.ls_engine_shares_memory(self._handle))
+
+    def make_block(self, length: int, users: int = 1) -> Block | None:
+        """Memory of this rank's heap, for so many ranks: the others open it. None when there is no room."""
+        engine, block = self._prepare()
+        check(_c.library.ls_block_make(engine, length, users, byref(block)))
+        return Block(block, length) if block else None
+
+    def open_block(self, owner: int, place: int, length: int) -> Block:
+        """What rank `owner` has made for several; once."""
+        engine, block = self._prepare()
+        check(_c.library.ls_block_open(engine, owner, place, byref(block)))
+        return Block(block, length)
+
     # The world.
 
     def barrier(self, name: bytes | None = None, group: Group | None = None) -> Work:
@@ -238,20 +271,55 @@ class Engine:
         engine, _ = self._prepare()
         check(_c.library.ls_end_step(engine, None))
 
-    def start_timeline(self, path: str, mark_steps: bool = False) -> None:
-        """Writes what this rank does to a file, from now on: "trace.json" becomes "trace.RANK.json"."""
+    def start_timeline(self, path: str, mark_steps: bool = False, exact_path: bool = False) -> None:
+        """Writes what this rank does to a file, from now on: "trace.json" becomes "trace.RANK.json".
+
+        exact_path: the path as given, without the rank; for one of the ranks only.
+        """
         engine, _ = self._prepare()
-        check(_c.library.ls_timeline_start(engine, path.encode(), mark_steps))
+        flags = _c.TIMELINE_MARK_STEPS * mark_steps | _c.TIMELINE_EXACT_PATH * exact_path
+        check(_c.library.ls_timeline_start(engine, path.encode(), flags))
 
     def stop_timeline(self) -> None:
         """Completes the file."""
         engine, _ = self._prepare()
         check(_c.library.ls_timeline_stop(engine))
 
+    def counters(self) -> dict[str, dict[str, int]]:
+        """How much this rank has done since it started: by kind of operation, and under "engine" as a whole."""
+        engine, _ = self._prepare()
+        count = c_size_t()
+        check(_c.library.ls_counters(engine, None, 0, byref(count)))
+        found = (_c.Counter * (count.value + 8))()  # kinds may be used for the first time meanwhile
+        found[0].struct_size = sizeof(_c.Counter)
+        check(_c.library.ls_counters(engine, found, len(found), byref(count)))
+        values: dict[str, dict[str, int]] = {}
+        for counter in found[: count.value]:
+            values.setdefault(counter.kind.decode() or "engine", {})[counter.name.decode()] = counter.value
+        return values
+
     def abort(self, reason: str) -> None:
         """Ends the world for everybody: pending and later operations of every rank raise AbortedError."""
         engine, _ = self._prepare()
         check(_c.library.ls_abort(engine, reason.encode()))
+
+    def serve_allocations(self, sizes: Sequence[int], meant: int | None = None) -> bool:
+        """Blocks of these sizes that the process allocates are born in shared memory from now on, where it can be.
+
+        `meant`: the address of a C function without arguments that says, by an int of 0 or more, which are.
+        """
+        engine, _ = self._prepare()
+        served = c_int()
+        table = (c_size_t * len(sizes))(*sizes)
+        check(_c.library.ls_serve_allocations(engine, table, len(sizes), meant, byref(served)))
+        return bool(served.value)
+
+    def holds(self, address: int, size: int) -> bool:
+        """Whether so many bytes there lie in the memory that this rank shares with those of its host."""
+        engine, _ = self._prepare()
+        inside = c_int()
+        check(_c.library.ls_heap_holds(engine, address, size, byref(inside)))
+        return bool(inside.value)
 
     # How it works.
 

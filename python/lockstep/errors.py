@@ -35,6 +35,10 @@ class UnavailableError(LockstepError):
     """The other ranks could not be reached at the start."""
 
 
+class IncompatibleVersionsError(UnavailableError):
+    """The ranks have different versions of Lockstep. Uncaught, it ends the process with exit code 76."""
+
+
 class OperatingSystemError(LockstepError):
     """The operating system refused something."""
 
@@ -53,6 +57,7 @@ _BY_STATUS: dict[int, type[LockstepError]] = {
     6: UnavailableError,
     7: OperatingSystemError,
     8: InternalError,
+    9: IncompatibleVersionsError,
 }
 
 

@@ -25,7 +25,10 @@ class ProcessSet:
         try:
             listed = sorted(operator.index(rank) for rank in ranks)
         except TypeError:
-            raise ValueError(f"Lockstep: a ProcessSet is made of a list of ranks, not of {ranks!r}.") from None
+            hint = ""
+            if hasattr(ranks, "Get_group"):  # a communicator of mpi4py
+                hint = " Under mpirun the ranks are those of MPI.COMM_WORLD: list the members by their rank in it."
+            raise ValueError(f"Lockstep: a ProcessSet is made of a list of ranks, not of {ranks!r}.{hint}") from None
         self.ranks: list[int] | None = listed
         self.process_set_id: int | None = None
         self._group: Group | None = None
@@ -87,7 +90,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Makes a set of ranks usable. Called by all ranks, members or not; waits for all of them."""
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     # The ranks agree before any of them judges: so all of them refuse a set, or none.
-    _check_agreement("add_process_set", added.ranks)
+    check_agreement("add_process_set", added.ranks)
     _add(added)
     return added
 
@@ -97,7 +100,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or number == 0:
         return False
-    _check_agreement("remove_process_set", number)
+    check_agreement("remove_process_set", number)
     _forget(_added.pop(number))
     process_set.ranks = None
     _free_ids.append(number)
@@ -107,7 +110,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def add_at_start(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
     """Adds the sets that `init` was given."""
     wanted = [entry if isinstance(entry, ProcessSet) else ProcessSet(entry) for entry in process_sets]
-    _check_agreement("init(process_sets)", [process_set.ranks for process_set in wanted])
+    check_agreement("init(process_sets)", [process_set.ranks for process_set in wanted])
     for process_set in wanted:
         _add(process_set)
 
@@ -166,7 +169,7 @@ def _forget_all() -> None:
 world.at_shutdown(_forget_all)
 
 
-def _check_agreement(operation: str, value: object) -> None:
+def check_agreement(operation: str, value: object) -> None:
     """Waits for all ranks and raises on all of them unless they gave the same value."""
     mine = json.dumps(value).encode() + b"\n"
     buffer = ctypes.create_string_buffer(mine, len(mine))

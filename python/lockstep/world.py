@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable
 
-from lockstep import whereabouts
+from lockstep import horovod_settings, whereabouts
 from lockstep.engine import Engine
 from lockstep.errors import NotInitializedError
 from lockstep.leaving import leave_at_exit
@@ -19,13 +19,20 @@ _at_shutdown: list[Callable[[], None]] = []
 def init() -> None:
     """Starts the engine and blocks until all ranks have arrived. Does nothing when it runs already.
 
-    The environment is read now, not at import. Without a launcher this is a world of one.
+    The environment is read now, not at import; with it what Horovod's variables say. Without a launcher this is a
+    world of one.
     """
     global _engine, _started
     if _engine is not None:
         _engine.check_not_forked()
         return
-    _engine = Engine()
+    engine = Engine(horovod_settings.options())
+    try:
+        horovod_settings.begin(engine)
+    except Exception:
+        engine.stop()
+        raise
+    _engine = engine
     whereabouts.answer()
     if _started == 0:
         atexit.register(_at_exit)

@@ -74,7 +74,7 @@ def leave_early():
     hvd.init()
     if hvd.rank() == 1:
         hvd.shutdown()
-        return
+        return time.monotonic()
     hvd.allreduce(torch.ones(1), name="gradient")
 
 
@@ -83,10 +83,11 @@ def test_a_rank_that_leaves_early(two):
     assert not leaves.error
     assert stays.error == "PeerLostError", stays
     assert "rank 1" in stays.message
+    assert stays.at - leaves.value < DEADLINE
 
 
 FAILS_IN_BACKWARD = """
-import torch, lockstep.torch as hvd
+import sys, time, torch, lockstep.torch as hvd
 
 class Checked(torch.autograd.Function):
     @staticmethod
@@ -97,29 +98,36 @@ class Checked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         if hvd.rank() == 1 and ctx.step == 5:
+            print("raised", time.monotonic())
             raise ValueError("label 17 is out of range")
         return gradient, None
 
 hvd.init()
 model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 1))
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-for step in range(10):
-    optimizer.zero_grad()
-    model[1](Checked.apply(model[0](torch.ones(4, 10)), step)).sum().backward()
-    optimizer.step()
+try:
+    for step in range(10):
+        optimizer.zero_grad()
+        model[1](Checked.apply(model[0](torch.ones(4, 10)), step)).sum().backward()
+        optimizer.step()
+except hvd.AbortedError:
+    print("told", time.monotonic())
+    raise
 """
 
 
 def test_an_exception_in_the_backward_of_one_rank_is_told_to_the_others():
     """It has submitted some of its gradients by then. Both processes end by themselves."""
     with ranks.programs(2, [sys.executable, "-c", FAILS_IN_BACKWARD]) as (told, failed):
-        _, told_errors = told.communicate(timeout=60)
-        _, failed_errors = failed.communicate(timeout=60)
+        told_at, told_errors = told.communicate(timeout=60)
+        raised_at, failed_errors = failed.communicate(timeout=60)
     assert failed.returncode == 1
     assert "label 17 is out of range" in failed_errors
     assert told.returncode == 1
     assert "AbortedError" in told_errors
     assert "rank 1 ended with ValueError: label 17 is out of range" in told_errors
+    # The interpreter of the rank that failed prints its traceback before it tells the others.
+    assert float(told_at.split()[1]) - float(raised_at.split()[1]) < DEADLINE
 
 
 FORKED_CHILD_SURVIVES = """

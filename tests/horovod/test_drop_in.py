@@ -14,6 +14,7 @@ import ranks
 
 SOURCE = ranks.REPOSITORY / "python/horovod-drop-in"
 PROGRAM = Path(__file__).with_name("train.py")
+FEATURES = Path(__file__).with_name("features.py")
 PAGE = ranks.REPOSITORY / "docs/horovod-migration.md"
 
 # Every command imports PyTorch in each process; a busy machine takes its time.
@@ -73,12 +74,69 @@ def test_a_program_for_horovod_runs_unchanged(environment, tmp_path):
     output = shell(f"{command} --timeline-filename x", {**environment, "HOROVOD_TIMELINE": "trace.json"}, tmp_path)
     assert "trained by 2 with Horovod 0.28.1" in output
     assert "['--flag', '-np', '--timeline-filename', 'x']" in output, "what follows the program is the program's"
-    assert {file.name for file in tmp_path.iterdir()} == {"trace.0.json", "trace.1.json"}
+    assert {file.name for file in tmp_path.iterdir()} == {"trace.json"}, "as Horovod writes it"
 
 
-def test_so_it_does_under_mpirun(environment, tmp_path):
-    output = shell(f"mpirun --allow-run-as-root --oversubscribe -np 2 python {PROGRAM}", environment, tmp_path)
-    assert "trained by 2 with Horovod 0.28.1" in output
+def test_so_does_one_that_uses_the_rest(environment, tmp_path):
+    assert "all of it by 2" in shell(f"horovodrun -np 2 python {FEATURES} .", environment, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"asked_for.json", "timeline.json"}
+
+
+@pytest.mark.parametrize("program", [PROGRAM, FEATURES])
+def test_so_they_do_under_mpirun(environment, tmp_path, program):
+    output = shell(f"mpirun --allow-run-as-root --oversubscribe -np 2 python {program} .", environment, tmp_path)
+    assert "trained by 2 with Horovod 0.28.1" in output or "all of it by 2" in output
+
+
+CONFIG = """
+# As Horovod's documentation has it.
+verbose: 1
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 10
+timeline:
+  filename: trace.json
+  mark_cycles: True
+stall_check:
+  enabled: False
+  warning_time_seconds: 90
+logging:
+  level: ERROR
+"""
+
+SHOW = """
+import os
+names = ("TIMELINE", "TIMELINE_MARK_CYCLES", "STALL_CHECK_DISABLE", "STALL_CHECK_TIME_SECONDS", "LOG_LEVEL")
+print([os.environ.get("HOROVOD_" + name) for name in names], os.environ.get("LOCKSTEP_LOG"))
+"""
+
+
+def test_a_config_file_and_what_has_no_effect(environment, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "show.py").write_text(SHOW)
+    options = "--config-file config.yaml --stall-check-warning-time-seconds 70 --gloo -prefix-timestamp"
+    done = run("sh", "-c", f"horovodrun -np 1 {options} python show.py", env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "['trace.json', '1', '1', '70.0', 'ERROR'] error" in done.stdout, done.stdout
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[0\] ", done.stdout)
+    words = "horovodrun: without effect here: --gloo, --fusion-threshold-mb, --cycle-time-ms\n"
+    assert done.stderr.count(words) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params:\n  fusion: 3\n", "config.yaml:2: there is no fusion in params"),
+        ("colours:\n  red: 1\n", "config.yaml:1: there is no group colours"),
+        ("- a list\n", "config.yaml:1: only lines such as"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read(environment, tmp_path, text, message):
+    (tmp_path / "config.yaml").write_text(text)
+    words = ["-np", "1", "--config-file", "config.yaml", "true"]
+    done = run("horovodrun", *words, env=environment, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 FUNCTION = """
@@ -98,7 +156,8 @@ def test_functions_run_as_ranks(environment, tmp_path):
     done = run("python", "functions.py", env=environment, cwd=tmp_path)
     assert done.stdout.splitlines()[0] == "[(10, 2), (15, 2)]", done.stderr
     assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr and "the job failed with exit code 1" in done.stderr
+    assert done.stderr.endswith("\nZeroDivisionError: division by zero\n"), done.stderr
+    assert "RankTraceback: on rank 0:" in done.stderr
 
 
 NAMES = """
@@ -108,7 +167,7 @@ from horovod.common.process_sets import ProcessSet, get_process_set_ids_and_rank
 from horovod.common.util import env, extension_available, is_iterable, is_version_greater_equal_than
 from horovod.common.util import mpi_built, num_rank_is_power_2, split_list
 from horovod.runner import run
-from horovod.runner.launch import parse_args, run_commandline
+from horovod.runner.launch import command_of, parse_args, run_commandline
 import os
 import horovod, lockstep.errors as errors
 
@@ -117,6 +176,10 @@ assert HostsUpdatedInterrupt(True).skip_sync and issubclass(HorovodVersionMismat
 assert split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]] and num_rank_is_power_2(4) and not num_rank_is_power_2(6)
 assert is_iterable([]) and not is_iterable(3) and is_version_greater_equal_than("2.13.0+cpu", "2.2")
 assert extension_available("torch") and not extension_available("tensorflow") and not mpi_built()
+words = "-H a:2,b:2 -p 2222 -i key --network-interfaces eth0 --start-timeout 9 --verbose python train.py".split()
+command = " ".join(command_of(parse_args(words))[1:])
+wanted = "run -H a:2,b:2 -p 2222 -i key --network-interfaces eth0 --start-timeout 9 python train.py"
+assert command == wanted, command
 with env(SOME_NAME="1"):
     assert os.environ["SOME_NAME"] == "1"
 assert "SOME_NAME" not in os.environ and horovod.run is run
@@ -132,8 +195,9 @@ def test_names_that_programs_reach_for(environment, tmp_path):
     ("arguments", "message"),
     [
         ("-np 2", "give the number of processes and a program"),
-        ("-np 2 -H far:2 python x.py", "far is not this machine"),
+        ("-np 2 -H far:one python x.py", "far:one"),
         ("-np 2 --min-np 1 python x.py", "elastic jobs are not there yet"),
+        ("-np 2 --elastic-timeout 9 --blacklist-cooldown-range 1 2 python x.py", "elastic jobs are not there yet"),
         ("-np 2 --no-such-option python x.py", "usage"),
     ],
 )

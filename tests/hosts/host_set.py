@@ -120,20 +120,36 @@ class HostSet:
         for receiver in receivers:
             self._nft(receiver, f"add element netdev hosts cut_off {{ {addresses} }}")
 
-    def loss(self, percent: float) -> None:
-        """Of the packets that come to each host, so many are lost at random."""
-        for host in self._first_processes:
+    def loss(self, percent: float, *, at: Iterable[int] = ()) -> None:
+        """Of the packets that come to each host, or only to those in `at`, so many are lost at random."""
+        for host in list(at) or self._first_processes:
             # Otherwise a "packet" would be up to 64 KB, of which few are lost. Connections that exist follow at once.
             self._ip(host, f"link set dev eth0 gso_max_segs {1 if percent else 65535}")
             lost = round(percent * 1000)  # of 100,000
             rule = f"add rule netdev hosts losses numgen random mod 100000 <= {lost - 1} drop\n"
             self._nft(host, "flush chain netdev hosts losses\n" + (rule if lost else ""))
 
-    def heal(self) -> None:
-        """Takes back partitions and loss."""
-        for host in self._first_processes:
+    def swallow(self, packets: str, *, at: Iterable[int] = ()) -> None:
+        """Packets that come to each host, or only to those in `at`, are dropped if this expression of nftables fits."""
+        for host in list(at) or self._first_processes:
+            self._nft(host, f"add rule netdev hosts losses {packets} drop")
+
+    def ports(self, one: int, other: int) -> list[int]:
+        """Those that `one` uses for its TCP connections to `other`; first the one by which most was sent."""
+        listed = self._inside(one, "ss", "-tinHO", "state", "established", "dst", self.address(other))
+        sent = {}
+        for line in listed.splitlines():
+            if match := re.search(r":(\d+)\s+\S+:\d+\s", line):
+                acked = re.search(r"bytes_acked:(\d+)", line)
+                sent[int(match[1])] = int(acked[1]) if acked else 0
+        return sorted(sent, key=lambda port: -sent[port])
+
+    def heal(self, *, at: Iterable[int] = ()) -> None:
+        """Takes back partitions, loss and what is swallowed: all, or what keeps packets from the hosts in `at`."""
+        hosts = list(at) or self.numbers()
+        for host in hosts:
             self._nft(host, "flush set netdev hosts cut_off")
-        self.loss(0)
+        self.loss(0, at=hosts)
 
     def reset(self, one: int, other: int) -> None:
         """Every TCP connection between two hosts is reset: `one` finds it aborted, `other` gets a reset."""

@@ -6,11 +6,14 @@ import sys
 import time
 
 import pytest
-from launched_job import PATIENCE, Job
+import ssh_hosts
+from host_processes import nothing_is_left
+from launched_job import PATIENCE, Job, wait_until
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "fault: kills or stops processes and checks promised deadlines")
+    config.addinivalue_line("markers", "lines: many lines of many ranks at once; `make soak` repeats it")
 
 
 @pytest.fixture
@@ -45,6 +48,39 @@ def run(start):
         return job
 
     return run_job
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory):
+    """Two hosts with a real sshd."""
+    with ssh_hosts.up(2, tmp_path_factory.mktemp("ssh")) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def begin(start, hosts):
+    """Starts the launcher in host 0. In the end, nothing of the job may be left on any host."""
+    jobs = []
+
+    def begin_job(*arguments, **options):
+        jobs.append(start(*arguments, launcher=hosts.command(0), **options))
+        return jobs[-1]
+
+    yield begin_job
+    if jobs:
+        assert wait_until(lambda: nothing_is_left(hosts), 2, "no process on any host")
+
+
+@pytest.fixture
+def other_door(hosts, tmp_path):
+    """A second sshd in host 1, at port 2222, which lets in another key only: the one that this returns."""
+    key = tmp_path / "other_key"
+    hosts.run(0, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
+    settings = ["-p", "2222", "-o", f"AuthorizedKeysFile={key}.pub", "-o", f"PidFile={tmp_path}/pid"]
+    hosts.run(1, "/usr/sbin/sshd", *settings)
+    wait_until((tmp_path / "pid").exists, 10, "sshd is there")
+    yield key
+    hosts.run(1, "kill", (tmp_path / "pid").read_text().strip())
 
 
 @pytest.fixture

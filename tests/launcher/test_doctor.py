@@ -66,6 +66,7 @@ def test_tools_that_are_not_there(start, tmp_path):
     for name in ("ssh", "MPI", "Slurm", "Python", "PyTorch"):
         assert found[name]["level"] == "absent"
         assert found[name]["remedy"]
+    assert "jobs on several hosts (lockstep run -H) need it" in found["ssh"]["text"]
 
 
 MEET = "its ranks find each other"

@@ -48,6 +48,8 @@ def test_help(start):
         (["run", "-np", "5", "-H", "a:2,b:2", "true"], ["-np 5", "4 slots"]),
         (["run", "-H", "a:two", "true"], ["a:two", "slots"]),
         (["run", "--nproc-per-node", "2", "--nnodes=1:4", "true"], ["--nnodes 1:4"]),
+        (["run", "--nnodes=3", "-H", "a:2,b:2", "true"], ["--nnodes 3", "of which 2 are named"]),
+        (["run", "--nproc-per-node", "gpu", "true"], ["gpu", "Lockstep runs on CPUs"]),
         (["run", "-np", "2", "--bind", "socket", "true"], ["--bind", "socket"]),
         (["run", "-np", "2", "--max-restarts", "-1", "true"], ["--max-restarts"]),
         (["stack", "a", "b"], ["lockstep stack --help"]),
@@ -67,6 +69,27 @@ def test_a_mistake_is_named_within_two_seconds(start, arguments, words):
     assert job.left_over() == []
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num-proc = 2\nnum-prok = 3\n", ["job.toml:2: ", "num-prok"]),
+        ("num-proc = [2]\n", ["job.toml:1: ", "num-proc must be"]),
+        ("num-proc = 2\nmax-restarts = 'often'\n", ["job.toml:2: ", "often"]),
+        ("num-proc = \n", ["job.toml:1: not TOML"]),
+        ("num-proc = 0\n", ["-np 0", "from 1"]),
+        ("[limits]\nmemory = 1\n", ["job.toml:1: ", "[limits]", "[environment]"]),
+    ],
+)
+def test_a_bad_config_file_is_named_within_two_seconds(start, tmp_path, text, words):
+    (tmp_path / "job.toml").write_text(text)
+    job = start("run", "--config-file", tmp_path / "job.toml", "true")
+    assert job.wait(2) == 2
+    assert len(job.stderr.splitlines()) == 1
+    for word in words:
+        assert word in job.stderr
+    assert job.left_over() == []
+
+
 def test_a_program_that_cannot_be_executed(run, tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
@@ -75,6 +98,27 @@ def test_a_program_that_cannot_be_executed(run, tmp_path):
     assert job.code == 2
     assert re.search(rf"rank [01] could not be started: {program}: No such file or directory", job.last_lines()[0])
     assert "interpreter" in job.last_lines()[1]
+
+
+def test_ranks_of_different_versions_have_an_exit_code(run):
+    assert run("-np", 2, "sh", "-c", "exit 76").code == 76  # with which they end
+    assert run("-np", 2, "sh", "-c", "exit 75").code == 1
+
+
+@pytest.mark.parametrize("flag", ["--prefix-timestamp", "-prefix-timestamp", "--prefix_output_with_timestamp"])
+def test_lines_carry_the_time_on_request(run, flag):
+    job = run("-np", 1, flag, "echo", "hello")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[0\] hello\n", job.stdout), job.stdout
+
+
+def test_words_of_torchrun_and_horovodrun(run):
+    """Those that mean something here, and those that are said to mean nothing."""
+    words = ["--network-interfaces", "eth0", "--timeline-mark-cycles", "--no-stall-check", "-t", "3", "--no-python"]
+    shown = "echo $LOCKSTEP_INTERFACE $LOCKSTEP_TIMELINE_MARK_STEPS $LOCKSTEP_STALL_WARNING"
+    job = run("-np", 1, *words, "sh", "-c", shown)
+    assert job.stdout == "[0] eth0 1 1000000000\n"
+    assert "without effect here: --tee, --no-python" in job.stderr
+    assert run("-v").stdout.startswith("lockstep ")
 
 
 def test_flags_after_the_program_belong_to_it(run):

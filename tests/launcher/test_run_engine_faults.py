@@ -24,16 +24,32 @@ for step in range(10**9):
         if os.environ["RANK"] == sys.argv[2]: raise ValueError("boom")
 """
 
-# What PyTorch's DataLoader does with four workers: forks that inherit all descriptors and wait for work.
-WITH_WORKERS = (
+# Four children that inherit all descriptors of the rank.
+WITH_FORKS = (
     """
-import os, signal, time
+import os, time
 for _ in range(4):
     if os.fork() == 0:
         while True: time.sleep(1)
 """
     + WORK
 )
+
+# The workers of a DataLoader are such children.
+WITH_LOADER = """
+import os
+import torch
+import lockstep.torch as hvd
+from torch.utils.data import DataLoader, TensorDataset
+hvd.init()
+samples = TensorDataset(torch.arange(1e6))
+started = False
+while True:
+    for (batch,) in DataLoader(samples, batch_size=10, num_workers=4, multiprocessing_context="fork"):
+        hvd.allreduce(batch, name="batch")
+        if not started: print("started", os.getpid())
+        started = True
+"""
 
 
 @pytest.fixture
@@ -46,15 +62,24 @@ def job_of(start, script, tmp_path):
     return begin
 
 
-@pytest.mark.parametrize("text", [WORK, WITH_WORKERS], ids=["plain", "with four workers"])
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_killed_rank_is_named_within_a_second(job_of, victim, text):
+KILLS = [(name, victim) for name in ("plain", "with four forks") for victim in VICTIMS]
+# Each of these takes as long as four ranks need to import PyTorch.
+KILLS += [
+    ("with a DataLoader", victim) for victim in (VICTIMS if os.environ.get("LOCKSTEP_TEST_FULL") == "1" else (1,))
+]
+
+
+@pytest.mark.parametrize(("name", "victim"), KILLS)
+def test_a_killed_rank_is_named_within_a_second(job_of, name, victim):
+    text = {"plain": WORK, "with four forks": WITH_FORKS, "with a DataLoader": WITH_LOADER}[name]
     job, pids = job_of(victim, text)
     began = time.monotonic()
     os.kill(pids[victim], signal.SIGKILL)
     assert job.wait() == 1
     assert time.monotonic() - began < 1
-    assert f"root cause: rank {victim} (pid {pids[victim]}) was killed by SIGKILL (9)" in job.last_lines()[0]
+    cause, step = job.last_lines()
+    assert f"root cause: rank {victim} (pid {pids[victim]}) was killed by SIGKILL (9)" in cause
+    assert job.stderr.splitlines()[-2:] == [cause, step]
     assert job.left_over() == []
 
 

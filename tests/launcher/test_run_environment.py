@@ -44,7 +44,9 @@ def test_place_in_the_job(shown):
         assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
         assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "4"
         assert environment["GROUP_RANK"] == "0"
-        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["MASTER_ADDR"] == environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert environment["MASTER_PORT"] == environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+        assert environment["HOROVOD_HOSTNAME"] == os.uname().nodename
         assert 1024 <= int(environment["MASTER_PORT"]) <= 65535
         assert not [name for name in environment if name.startswith("OMPI_")]
     assert len({seen["environment"]["MASTER_PORT"] for seen in shown.values()}) == 1

@@ -5,33 +5,13 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
-import ssh_hosts
-from launched_job import PATIENCE, REPOSITORY, find_program, is_running, process_state, wait_until
+import ranks
+from host_processes import descendants, find, in_hosts, launcher_of, nothing_is_left, outside, words_of
+from launched_job import PATIENCE, REPOSITORY, find_program, process_state, wait_until
 
 BOTH = ("run", "-H", "host0:2,host1:2")
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    with ssh_hosts.up(2, tmp_path_factory.mktemp("ssh")) as hosts:
-        yield hosts
-
-
-@pytest.fixture
-def begin(start, hosts):
-    """Starts the launcher in host 0. In the end, nothing of the job may be left on any host."""
-    jobs = []
-
-    def begin_job(*arguments, **options):
-        jobs.append(start(*arguments, launcher=hosts.command(0), **options))
-        return jobs[-1]
-
-    yield begin_job
-    if jobs:
-        assert wait_until(lambda: nothing_is_left(hosts), 2, "no process on any host")
 
 
 @pytest.fixture
@@ -42,48 +22,6 @@ def run(begin):
         return job
 
     return run_job
-
-
-def descendants(pid):
-    """By their numbers outside of all hosts."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(pid), *(each for child in children for each in descendants(child))]
-
-
-def words_of(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
-    except OSError:
-        return []
-
-
-def in_hosts(hosts, *numbers):
-    """All processes in these hosts, by their numbers outside: those whose process namespace is one of theirs."""
-    spaces = {os.readlink(f"/proc/{hosts.first_process(host)}/ns/pid") for host in numbers}
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(folder / "ns/pid") in spaces and is_running(int(folder.name)):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def nothing_is_left(hosts):
-    """But the first process of each, and its sshd."""
-    first = {hosts.first_process(host) for host in hosts.numbers()}
-    left = [pid for pid in in_hosts(hosts, *hosts.numbers()) if pid not in first]
-    return all(is_listening_sshd(words_of(pid)) for pid in left)
-
-
-def is_listening_sshd(words):
-    return bool(words) and words[0].startswith("sshd: /usr/sbin/sshd") and "[listener]" in words[0]
-
-
-def find(hosts, host, *words):
-    """The process in a host that was started with these words."""
-    return next((pid for pid in in_hosts(hosts, host) if words_of(pid)[: len(words)] == list(words)), None)
 
 
 TELL = """
@@ -109,6 +47,12 @@ def test_ranks_know_their_place_and_share_a_secret(run, script, tmp_path):
         assert home == ("/nowhere" if rank < 2 else "/root")  # that of the host itself
     _, _, _, _, _, address, port, mine, given, _ = told[0]
     assert (address, mine, given) == ("10.99.0.1", "passed on", "by option") and int(port) > 0
+
+
+def test_ranks_preload_the_library_of_their_host(run):
+    command = ["sh", "-c", "echo $LD_PRELOAD"]
+    assert run(*BOTH, *command).stdout.count("/liblockstep_preload.so") == 4
+    assert run(*BOTH, "--no-preload", *command).stdout.count("preload") == 0
 
 
 def test_ranks_of_both_hosts_meet_in_one_engine(run):
@@ -145,6 +89,7 @@ def test_two_jobs_side_by_side(begin):
         assert sorted(job.stdout.splitlines()) == [f"[{rank}] {word}" for rank in range(4)]
 
 
+@pytest.mark.fault
 def test_an_exception_elsewhere_is_the_last_on_the_screen(run, script):
     program = "import os, time\nif os.environ['RANK'] == '3': raise ValueError('bad batch')\ntime.sleep(1000)"
     job = run(*BOTH, *script(program))
@@ -169,16 +114,16 @@ def ranks_in(hosts, host):
 
 
 @pytest.mark.fault
-def test_a_rank_that_is_killed_elsewhere_is_named_within_a_second(begin, script, hosts):
-    job = begin(*BOTH, *script(WAIT), "waiting-rank")
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_rank_that_is_killed_on_a_host_is_named_within_a_second(begin, script, hosts, victim):
+    job = begin(*BOTH, *script(WAIT))
     pids = job.pids("started", 4)
     began = time.monotonic()
-    os.kill(max(ranks_in(hosts, 1)), signal.SIGKILL)
+    os.kill(outside(hosts, victim // 2, pids[victim]), signal.SIGKILL)
     assert job.wait() == 1
     assert time.monotonic() - began < 1
     cause, step = job.last_lines()
-    named = re.search(r"root cause: rank ([23]) on host1 \(pid (\d+)\) was killed by SIGKILL \(9\)", cause)
-    assert named and pids[int(named[1])] == int(named[2])
+    assert f"rank {victim} on host{victim // 2} (pid {pids[victim]}) was killed by SIGKILL (9)" in cause
     assert job.stderr.splitlines()[-2:] == [cause, step]
 
 
@@ -200,12 +145,38 @@ sys.exit(1)
     assert f"root cause: rank 1 on host1 (pid {pids[1]}) was stopped (state T)" in job.last_lines()[0]
 
 
+# Barriers of the engine, between the hosts, for ever.
+MEET = """
+import os
+from lockstep import world
+world.init()
+print("started", os.getpid())
+while True: world.engine().barrier(b"step").wait()
+"""
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_rank_that_is_stopped_in_the_engine_is_named_within_five_seconds(begin, script, hosts, victim):
+    """And the job has ended within six."""
+    job = begin(*BOTH, *script(MEET), env=ranks.environment())
+    pids = job.pids("started", 4)
+    began = time.monotonic()
+    os.kill(outside(hosts, victim // 2, pids[victim]), signal.SIGSTOP)
+    wait_until(lambda: f"lost rank {victim}" in job.stderr, PATIENCE, "the rank is named")
+    assert time.monotonic() - began < 5
+    assert job.wait() == 1
+    assert time.monotonic() - began < 6
+    words = f"root cause: rank {victim} on host{victim // 2} (pid {pids[victim]}) was stopped"
+    assert words in job.last_lines()[0], job.stderr
+
+
 def connection(job, _hosts):
     return next(pid for pid in descendants(job.pid) if words_of(pid)[:1] == ["ssh"])
 
 
 def launcher(job, _hosts):
-    return next(pid for pid in descendants(job.pid) if words_of(pid)[:2] == [find_program(), "run"])
+    return launcher_of(job)
 
 
 def remote_agent(_job, hosts):
@@ -270,15 +241,6 @@ def test_a_network_that_is_cut_ends_both_sides(begin, hosts):
         hosts.reset(1, 0)  # sshd itself would hold on to the connection for long
 
 
-def test_where_every_rank_is(begin, script, hosts):
-    job = begin(*BOTH, *script(WAIT))
-    job.pids("started", 4)
-    os.kill(launcher(job, hosts), signal.SIGQUIT)
-    wait_until(lambda: len(re.findall(r"^lockstep: host[01]: .*rank ?\d", job.stderr, re.M)) >= 4, 5, job.stderr)
-    os.kill(launcher(job, hosts), signal.SIGTERM)
-    assert job.wait() == 143
-
-
 @pytest.fixture
 def replaced(hosts, tmp_path):
     """Puts another file into the place of the program `lockstep`, in host 1 only."""
@@ -318,18 +280,6 @@ def test_a_port_at_which_nobody_listens(run):
     job = run(*BOTH, "-p", "23", "true", seconds=10)
     assert job.code == 69
     assert "  host1: ssh: connect to host host1 port 23: Connection refused" in job.stderr
-
-
-@pytest.fixture
-def other_door(hosts, tmp_path):
-    """A second sshd in host 1, at port 2222, which lets in another key only: the one that this returns."""
-    key = tmp_path / "other_key"
-    hosts.run(0, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key)
-    settings = ["-p", "2222", "-o", f"AuthorizedKeysFile={key}.pub", "-o", f"PidFile={tmp_path}/pid"]
-    hosts.run(1, "/usr/sbin/sshd", *settings)
-    wait_until((tmp_path / "pid").exists, 10, "sshd is there")
-    yield key
-    hosts.run(1, "kill", (tmp_path / "pid").read_text().strip())
 
 
 def test_a_port_and_a_key_of_their_own(run, other_door):

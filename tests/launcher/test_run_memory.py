@@ -18,18 +18,19 @@ def group(request):
         yield made
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("group", [128], indirect=True)
-def test_out_of_memory_is_named_as_such(run, script, group):
+def test_out_of_memory_is_named_as_such(run, script, group, victim):
     program = script(
         "import os, time\n"
         "kept = []\n"
-        "while os.environ['RANK'] == '1': kept.append(bytearray(b'x' * (1 << 20)))\n"
+        f"while os.environ['RANK'] == '{victim}': kept.append(bytearray(b'x' * (1 << 20)))\n"
         "time.sleep(1000)"
     )
     job = run("-np", 3, *program, preexec_fn=group.enter)
     assert job.code == 1
     cause, step = job.last_lines()
-    assert "root cause: rank 1 (pid " in cause
+    assert f"root cause: rank {victim} (pid " in cause
     assert "was killed by SIGKILL (9): out of memory" in cause
     assert "out-of-memory killer struck in this job's control group" in step
 

@@ -8,6 +8,7 @@ import select
 import subprocess
 import time
 
+import pytest
 from launched_job import PATIENCE, find_program
 
 RANKS = 8
@@ -38,6 +39,7 @@ def check_lines(text, word, filler):
         assert found == list(range(LINES))
 
 
+@pytest.mark.lines
 def test_no_line_is_lost_torn_or_out_of_order(run, script):
     job = run("-np", RANKS, *script(TALK))
     assert job.code == 0

@@ -1,6 +1,8 @@
 """The launchers of others, each started for real."""
 
+import lockstep
 import pytest
+import ranks
 import slurm
 from foreign_job import Launcher
 
@@ -55,3 +57,16 @@ def srun_with_pmix(make_launcher):
 @pytest.fixture
 def srun_without(make_launcher):
     return make_launcher("srun --mpi=none")
+
+
+@pytest.fixture(scope="session")
+def other_version(tmp_path_factory):
+    """A folder with this library, but of another version."""
+    folder = tmp_path_factory.mktemp("other")
+    library = (ranks.LIBRARY.parent / "liblockstep.so.0").read_bytes()
+    version = f"{lockstep.__version__}\0".encode()
+    assert library.count(version) == 1
+    changed = library.replace(version, b"9.9.9\0")
+    assert len(changed) == len(library)
+    (folder / "liblockstep.so.0").write_bytes(changed)
+    return folder

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -153,18 +154,54 @@ def test_several_hosts_without_a_secret_are_refused():
     assert re.search(r"on several hosts, and Slurm has no protected way .* set LOCKSTEP_SECRET_FILE", job.output)
 
 
-def test_mixed_versions_are_refused_with_both_named(srun_without, tmp_path):
-    library = (ranks.LIBRARY.parent / "liblockstep.so.0").read_bytes()
-    version, other = lockstep.__version__, "9.9.9"
-    assert len(version) == len(other)
-    assert library.count(f"{version}\0".encode()) == 1
-    changed = library.replace(f"{version}\0".encode(), f"{other}\0".encode())
-    (tmp_path / "liblockstep.so.0").write_bytes(changed)
-    job = srun_without.run(2, *differing("LD_LIBRARY_PATH", ranks.LIBRARY.parent, tmp_path))
-    assert job.code != 0
+VERSIONS = f"rank 0 has Lockstep {lockstep.__version__}, rank 1 has 9.9.9"
+MIXED = re.compile(f"incompatible versions: {re.escape(VERSIONS)}, both on (host0|{os.uname().nodename})\\.")
+
+
+def of_two_versions(other_version, *command):
+    """A shell command whose rank 1 has the other version."""
+    rank = '"${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$RANK}}}"'
+    library = f"{other_version}/liblockstep.so.0"
+    words = f"export LD_LIBRARY_PATH={other_version} LOCKSTEP_LIBRARY={library}"
+    return ["sh", "-c", f"if [ {rank} = 1 ]; then {words}; fi; exec {shlex.join(map(str, command))}"]
+
+
+def test_mixed_versions_are_refused_with_both_and_their_host_named(launcher, other_version):
+    job = launcher.run(2, *of_two_versions(other_version, PROGRAM, 1))
+    assert job.code == 76, job.output
     refused = lines(job.output)
-    words = f"incompatible versions: rank 0 has Lockstep {version}, rank 1 has {other}."
-    assert len(refused) == 2 and all(words in line for line in refused), job.output
+    assert refused and all(MIXED.search(line) for line in refused), job.output
+    if launcher.name.startswith(
+        "srun"
+    ):  # the others end all at the first failure, perhaps before the second has spoken
+        assert len(refused) == 2, job.output
+
+
+def test_torchrun_shows_the_code_of_mixed_versions(other_version):
+    """Its own is 1 for any failure."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    job = Running([*torchrun, *of_two_versions(other_version, PROGRAM, 1)], PATH=path).end()
+    assert job.code == 1 and re.search(r"exitcode\s*: 76", job.output), job.output
+    assert MIXED.search(job.output), job.output
+
+
+PYTHON_OF_TWO_VERSIONS = """
+import lockstep
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    lockstep.__version__ = "9.9.9"  # fits to its library
+from lockstep import world
+world.init()
+"""
+
+
+def test_a_python_rank_that_nobody_catches_ends_with_the_same_code(mpirun, other_version, tmp_path):
+    (tmp_path / "program.py").write_text(PYTHON_OF_TWO_VERSIONS)
+    job = mpirun.run(2, *of_two_versions(other_version, sys.executable, tmp_path / "program.py"))
+    assert job.code == 76, job.output
+    assert "lockstep.errors.IncompatibleVersionsError: incompatible versions: " in job.output, job.output
+    assert MIXED.search(job.output), job.output
 
 
 @pytest.mark.parametrize(("mode", "code"), [(0o600, 0), (0o644, 1)])

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lockstep
 import pytest
 import ranks
 import ssh_hosts
+from foreign_job import PROGRAM as RANK_PROGRAM
 
 PAGE = ranks.REPOSITORY / "docs/running.md"
 PROGRAM = """
@@ -65,10 +67,38 @@ def test_open_mpi(hosts, tmp_path):
     assert output_of(start(hosts, 0, tmp_path, line)) == EXPECTED
 
 
+def make_secret(folder):
+    (folder / "secret").write_bytes(os.urandom(32))
+    (folder / "secret").chmod(0o600)
+
+
+def test_mpich(hosts, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    make_secret(tmp_path)
+    line = line_of_the_page("mpiexec.hydra").replace("~", str(tmp_path))
+    assert output_of(start(hosts, 0, tmp_path, line)) == EXPECTED
+
+
 def test_torchrun(hosts, tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "secret").write_bytes(os.urandom(32))
-    (tmp_path / "secret").chmod(0o600)
+    make_secret(tmp_path)
     line = line_of_the_page("torchrun").replace("~", str(tmp_path))
     jobs = [start(hosts, host, tmp_path, line.replace("...", f"--node-rank {host}")) for host in hosts.numbers()]
     assert output_of(*jobs) == EXPECTED
+
+
+def test_mixed_versions_are_refused_with_both_hosts_named(hosts, other_version, tmp_path):
+    (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
+    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "host0"}
+    shared |= {"MASTER_PORT": "29400", "LOCKSTEP_SECRET_FILE": str(tmp_path / "secret")}
+    libraries = [ranks.LIBRARY.parent, other_version]
+    jobs = [
+        start(hosts, host, tmp_path, f"{RANK_PROGRAM} 1", RANK=str(host), LD_LIBRARY_PATH=str(library), **shared)
+        for host, library in enumerate(libraries)
+    ]
+    here = f"rank 0 on host0 has Lockstep {lockstep.__version__} (protocol 1)"
+    for job in jobs:
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode == 76, output
+        assert f"incompatible versions: {here}, rank 1 at 10.99.0.2 has Lockstep 9.9.9 (protocol 1)." in output, output

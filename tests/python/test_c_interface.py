@@ -5,9 +5,17 @@ import subprocess
 
 import pytest
 import ranks
-from lockstep import _c
+from lockstep import _c, _library
 
-STRUCTS = {"ls_tensor": _c.Tensor, "ls_reduce_options": _c.ReduceOptions, "ls_result": _c.Result}
+STRUCTS = {
+    "ls_tensor": _c.Tensor,
+    "ls_reduce_options": _c.ReduceOptions,
+    "ls_result": _c.Result,
+    "ls_options": _c.Options,
+    "ls_counter": _c.Counter,
+    "ls_optimizer_options": _c.OptimizerOptions,
+    "ls_optimized_tensor": _c.OptimizedTensor,
+}
 ENUMS = {_c.Status: "LS_", _c.DType: "LS_", _c.ReduceOp: "LS_"}
 
 
@@ -18,6 +26,7 @@ def header(tmp_path_factory):
     for name, struct in STRUCTS.items():
         expressions[name] = f"sizeof({name})"
         expressions |= {f"{name}.{field}": f"offsetof({name}, {field})" for field, _ in struct._fields_}
+    expressions["LS_ABI_VERSION"] = "(size_t)LS_ABI_VERSION"
     for enum, prefix in ENUMS.items():
         expressions |= {f"{prefix}{member.name}": f"(size_t){prefix}{member.name}" for member in enum}
     lines = "\n".join(f'printf("%s %zu\\n", "{key}", {value});' for key, value in expressions.items())
@@ -36,6 +45,10 @@ def test_structs(header, name):
     assert ctypes.sizeof(struct) == header[name]
     for field, _ in struct._fields_:
         assert getattr(struct, field).offset == header[f"{name}.{field}"], field
+
+
+def test_the_version_of_the_interface(header):
+    assert header["LS_ABI_VERSION"] == _library.ABI_VERSION
 
 
 @pytest.mark.parametrize("enum", ENUMS, ids=lambda enum: enum.__name__)

@@ -1,5 +1,8 @@
 """The operations beside all-reduce and broadcast: every form of them, between real ranks."""
 
+import sys
+import threading
+
 import lockstep.torch as hvd
 import pytest
 import torch
@@ -305,15 +308,43 @@ def send_objects():
     told = hvd.broadcast_object({"epoch": 7, "who": rank} if rank == 1 else None, root_rank=1, name="state")
     everyone = hvd.allgather_object(["x"] * rank)
     with pytest.raises(Exception, match="pickle"):
-        hvd.broadcast_object(lambda: 0, root_rank=0)
+        hvd.broadcast_object(threading.Lock(), root_rank=0)
     with pytest.raises(Exception, match="pickle"):
-        hvd.allgather_object((lambda: 0) if rank == 0 else 3)
+        hvd.allgather_object(threading.Lock() if rank == 0 else 3)
     return told, everyone, hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
 
 
 def test_objects(three):
     want = [{"epoch": 7, "who": 1}, [[], ["x"], ["x", "x"]], 3.0]
     assert three.values(send_objects) == [want] * 3
+
+
+def send_what_has_no_name():
+    hvd.init()
+    rank = hvd.rank()
+
+    class Local:
+        def __init__(self, value):
+            self.value = value
+
+    double = hvd.broadcast_object((lambda x: 2 * x) if rank == 0 else None, root_rank=0)
+    return double(4), [item.value for item in hvd.allgather_object(Local(rank))]
+
+
+def send_it_without_cloudpickle():
+    hvd.init()
+    sys.modules["cloudpickle"] = None
+    try:
+        with pytest.raises(Exception, match="pip install cloudpickle" if hvd.rank() == 0 else "rank 0 cannot"):
+            hvd.broadcast_object(lambda: 0, root_rank=0)
+    finally:
+        del sys.modules["cloudpickle"]
+    return True
+
+
+def test_functions_and_classes_defined_anywhere_travel_by_cloudpickle(two):
+    assert two.values(send_what_has_no_name) == [[8, [0, 1]]] * 2
+    assert two.values(send_it_without_cloudpickle) == [True] * 2
 
 
 # Disagreement.

@@ -88,8 +88,8 @@ def train_on_parts(model, optimizer, rank, size, accumulate=None):
 # DistributedDataParallel.
 
 
-def train_with_ddp(model, rank, size, *, hook=None, accumulate=False, **arguments):
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001, **arguments)
+def train_with_ddp(model, rank, size, *, hook=None, accumulate=False, buckets=True, **arguments):
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001 if buckets else 25, **arguments)
     if hook is not None:
         wrapped.register_comm_hook(*hook)
     no_sync = wrapped.no_sync if accumulate else None
@@ -144,6 +144,36 @@ def ddp_with_the_all_reduce_hook(model, rank, size):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return train_with_ddp(model, rank, size, hook=(None, default_hooks.allreduce_hook))
+
+
+def train_with_a_lossy_hook(store, name):
+    """Hooks of PyTorch that send less than the gradient: the losses, and whether the ranks have the same weights."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    with process_group(store) as (rank, size):
+        model = make_model()
+        hook = {
+            "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+            # By its own name PyTorch lets it register only where there are GPUs.
+            "bf16": lambda: (None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)),
+            "PowerSGD": lambda: (
+                powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5),
+                powerSGD_hook.powerSGD_hook,
+            ),
+        }[name]()
+        # PowerSGD starts operations out of futures: of several buckets, in an order that differs between the ranks.
+        losses = train_with_ddp(model, rank, size, hook=hook, buckets=name != "PowerSGD")
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        everyone = [torch.empty_like(weights) for _ in range(size)]
+        dist.all_gather(everyone, weights)
+        return losses, all(torch.equal(weights, other) for other in everyone)
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("fp16", 0.02), ("bf16", 0.05), ("PowerSGD", 0.5)])
+def test_hooks_that_send_less(two, tmp_path, name, tolerance):
+    for losses, same in two.values(train_with_a_lossy_hook, str(tmp_path / "store"), name):
+        assert losses == pytest.approx(losses_of_one_process(), rel=tolerance)
+        assert same, "the ranks have parted"
 
 
 @way

@@ -1,6 +1,7 @@
 """DistributedOptimizer and the broadcast of state, between real ranks, against one process."""
 
 import copy
+import functools
 import hashlib
 import warnings
 
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 BATCH = 12
+
+# The plain path; fused steps have tests of their own (test_fused_steps.py).
+distribute = functools.partial(hvd.DistributedOptimizer, fused=False)
 
 
 def make_model(seed=0):
@@ -53,7 +57,7 @@ def wrapped(kind="SGD", seed=0, **options):
     """A model that starts equal on all ranks, and its distributed optimizer."""
     hvd.init()
     model = make_model(seed)
-    optimizer = hvd.DistributedOptimizer(make_optimizer(kind, model), model.named_parameters(), **options)
+    optimizer = distribute(make_optimizer(kind, model), model.named_parameters(), **options)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return model, optimizer
 
@@ -118,7 +122,7 @@ def use_different_branches(steps):
     model = Branches()
     start = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    optimizer = distribute(optimizer, model.named_parameters())
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(1, 2), hvd.rank()).sum().backward()
@@ -141,7 +145,7 @@ def thaw(steps):
     hvd.init()
     model = make_model()
     model[0].requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(make_optimizer("SGD", model), model.named_parameters())
+    optimizer = distribute(make_optimizer("SGD", model), model.named_parameters())
     for step in range(steps):
         if step == steps // 2:
             model[0].requires_grad_(True)
@@ -219,8 +223,8 @@ def two_models():
     hvd.init()
     models = [make_model(), make_model()]
     named = [
-        hvd.DistributedOptimizer(make_optimizer("SGD", models[0]), models[0].named_parameters()),
-        hvd.DistributedOptimizer(make_optimizer("SGD", models[1]), models[1].named_parameters()),
+        distribute(make_optimizer("SGD", models[0]), models[0].named_parameters()),
+        distribute(make_optimizer("SGD", models[1]), models[1].named_parameters()),
     ]
     for step in range(4):
         for optimizer in named:
@@ -297,7 +301,7 @@ def schedule():
     model = make_model()
     plain = make_optimizer("SGD", model)
     before = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    optimizer = distribute(plain, model.named_parameters())
     after = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
@@ -369,7 +373,7 @@ def test_state_that_cannot_travel_is_an_error_everywhere(two):
 def different_models():
     hvd.init()
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(1 + hvd.rank())))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1))
     optimizer.step()
 
 
@@ -390,16 +394,16 @@ def misuse():
         (model.parameters(), "pairs"),
     ):
         with pytest.raises(ValueError, match=message):
-            hvd.DistributedOptimizer(plain, names)
+            distribute(plain, names)
     with pytest.raises(ValueError, match="Average, Sum or Adasum"):
-        hvd.DistributedOptimizer(plain, op=hvd.Max)
+        distribute(plain, op=hvd.Max)
     with pytest.raises(ValueError, match="at least 1"):
-        hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
+        distribute(plain, backward_passes_per_step=0)
     with pytest.raises(ValueError, match="LBFGS"):
-        hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
+        distribute(torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ValueError, match="takes tensors"):
         hvd.broadcast_parameters({"a": 3})
-    return type(hvd.DistributedOptimizer(plain)).__module__
+    return type(distribute(plain)).__module__
 
 
 def test_misuse_is_refused_with_the_reason(two):

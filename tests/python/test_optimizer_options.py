@@ -1,11 +1,15 @@
 """The arguments of DistributedOptimizer that change how gradients travel, between real ranks."""
 
+import functools
 import hashlib
 
 import lockstep.torch as hvd
 import pytest
 import torch
 from torch import nn
+
+# The plain path; fused steps have tests of their own (test_fused_steps.py).
+distribute = functools.partial(hvd.DistributedOptimizer, fused=False)
 
 
 def make_model():
@@ -54,7 +58,7 @@ def train(option, steps=5):
     hvd.init()
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **OPTIONS[option](model))
+    optimizer = distribute(optimizer, model.named_parameters(), **OPTIONS[option](model))
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(model, step, hvd.rank(), hvd.size()).backward()
@@ -83,7 +87,7 @@ def groups_and_unused_parameters():
     hvd.init()
     model = Branches()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=1)
+    optimizer = distribute(optimizer, model.named_parameters(), groups=1)
     for used in ([0, 1], [0, 1, 2] if hvd.rank() == 0 else [1]):
         optimizer.zero_grad()
         sum(model.branches[i](torch.ones(2)) for i in used).backward()
@@ -101,7 +105,7 @@ def train_embedding(sparse, sparse_as_dense, steps=4):
     torch.manual_seed(0)
     words, head = nn.Embedding(10, 3, sparse=sparse), nn.Linear(3, 1)
     optimizer = torch.optim.SGD([*words.parameters(), *head.parameters()], lr=0.1)
-    optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
+    optimizer = distribute(optimizer, sparse_as_dense=sparse_as_dense)
     for step in range(steps):
         optimizer.zero_grad()
         looked_up = torch.tensor([step, step + 1 + hvd.rank(), step])
@@ -124,7 +128,7 @@ def test_sparse_gradients(two):
 def sparse_here_dense_there():
     hvd.init()
     words = nn.Embedding(4, 2, sparse=hvd.rank() == 0)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(words.parameters(), lr=0.1))
+    optimizer = distribute(torch.optim.SGD(words.parameters(), lr=0.1))
     words(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse_as_dense"):
         optimizer.step()
@@ -140,7 +144,7 @@ def train_in_a_set():
     pair = hvd.add_process_set([0, 2])
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), process_set=pair)
+    optimizer = distribute(optimizer, model.named_parameters(), process_set=pair)
     if pair.included():
         hvd.broadcast_parameters(model.state_dict(), root_rank=2, process_set=pair)
         hvd.broadcast_optimizer_state(optimizer, root_rank=2, process_set=pair)
@@ -164,7 +168,7 @@ def train_uneven_data():
     hvd.init()
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
     for _ in range(2 - hvd.rank()):
         optimizer.zero_grad()
         model(torch.ones(1)).sum().backward()
@@ -185,7 +189,7 @@ def train_uneven_data_in_a_context(sets):
     torch.manual_seed(hvd.rank())
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), process_set=group)
+    optimizer = distribute(optimizer, model.named_parameters(), process_set=group)
     if group.included():
         hvd.broadcast_parameters(model.state_dict(), root_rank=1, process_set=group)
     for epoch in range(2):
@@ -210,7 +214,7 @@ def test_uneven_data_in_a_context(three, sets):
 def fail_in_a_context():
     hvd.init()
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(KeyError), hvd.join_uneven(optimizer):
         raise KeyError("batch")
     return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
@@ -233,9 +237,9 @@ def misuse():
         ({"groups": [["weight"]]}, "something else"),
     ):
         with pytest.raises(ValueError, match=message):
-            hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
+            distribute(plain, model.named_parameters(), **options)
     with pytest.warns(DeprecationWarning, match="groups"):
-        hvd.DistributedOptimizer(plain, model.named_parameters(), num_groups=2)
+        distribute(plain, model.named_parameters(), num_groups=2)
     return True
 
 

@@ -1,14 +1,23 @@
 """Gradients inside the engine's steps, over enough of them that a plan is learned, between real ranks."""
 
+import functools
+import importlib
+import os
+import shutil
+import sys
 import warnings
 
 import lockstep.torch as hvd
 import pytest
+import ranks
 import torch
 from lockstep.torch.steps import steps as engine_steps
 from torch import nn
 
 STEPS = 6
+
+# The plain path; fused steps have tests of their own (test_fused_steps.py).
+distribute = functools.partial(hvd.DistributedOptimizer, fused=False)
 
 
 def make_model(seed=0):
@@ -27,7 +36,7 @@ def weights(model):
 
 
 def distributed(model, **options):
-    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+    return distribute(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
 
 
 def close(value):
@@ -134,7 +143,7 @@ def scale(overflowing, fused, clip):
     hvd.init()
     model = make_model().float()
     plain = torch.optim.SGD(model.parameters(), lr=0.1, **({"fused": True} if fused else {}))
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    optimizer = distribute(plain, model.named_parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     taken = []
     with warnings.catch_warnings():
@@ -169,7 +178,7 @@ def set_by_hand():
     """Gradients that no backward has computed, and a parameter that nobody uses."""
     hvd.init()
     used, unused = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=1.0))
+    optimizer = distribute(torch.optim.SGD([used, unused], lr=1.0))
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=step % 2 == 0)
         used.grad = torch.full((3,), float(hvd.rank() + 1))
@@ -181,11 +190,33 @@ def test_gradients_set_by_hand(two):
     assert two.values(set_by_hand) == [[[-1.5 * STEPS] * 3, True]] * 2
 
 
+UNUSED = """
+import torch, lockstep.torch as hvd
+hvd.init()
+layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "spare", "frozen")})
+layers["frozen"].requires_grad_(False)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0), layers.named_parameters())
+optimizer.step()
+for _ in range(3):
+    optimizer.zero_grad()
+    layers["used"](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_unused_parameters_are_named_once():
+    with ranks.programs(2, [sys.executable, "-c", UNUSED]) as processes:
+        said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said[0].count("rank 0: no rank has a gradient for spare.weight, spare.bias: such") == 1, said
+    assert said[1] == ""
+
+
 def add_parameters():
     """Of two that come later, one is frozen at first; a rank thaws it a step before the other does."""
     hvd.init()
     first, second, third = (nn.Parameter(torch.zeros(2)) for _ in range(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0))
+    optimizer = distribute(torch.optim.SGD([first], lr=1.0))
     third.requires_grad_(False)
     for step in range(STEPS):
         if step == 2:
@@ -230,7 +261,7 @@ def train_with_another_layout():
     model = nn.Conv2d(3, 4, 3)
     if hvd.rank() == 0:
         model = model.to(memory_format=torch.channels_last)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):
         optimizer.zero_grad()
@@ -248,11 +279,15 @@ def test_channels_last_on_one_rank_only(two):
     assert first[0] == pytest.approx(second[0], rel=1e-6), "and yet each element met its own"
 
 
-def train_compiled():
+def train_compiled(backend, cache):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     hvd.init()
     model = make_model()
     optimizer = distributed(model)
-    compiled = torch.compile(model, backend="aot_eager")
+    if backend == "inductor":
+        config = importlib.import_module("torch._inductor.config")
+        config.compile_threads = 1  # no pool of processes: there is little to compile
+    compiled = torch.compile(model, backend=backend)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(compiled, step, hvd.rank(), hvd.size()).backward()
@@ -260,8 +295,11 @@ def train_compiled():
     return weights(model)
 
 
-def test_compiled_models(two):
-    first, second = two.values(train_compiled)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_models(two, tmp_path, backend):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("PyTorch's default compiler needs g++")
+    first, second = two.values(train_compiled, backend, str(tmp_path), timeout=200)
     assert first == second
     assert first == close(train_alone())
 
@@ -269,7 +307,7 @@ def test_compiled_models(two):
 def loads_in_plain_pytorch():
     hvd.init()
     model = make_model()
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+    optimizer = distribute(torch.optim.Adam(model.parameters()), model.named_parameters())
     loss_of(model, 0, hvd.rank(), hvd.size()).backward()
     optimizer.step()
     plain = torch.optim.Adam(make_model().parameters())

@@ -49,6 +49,19 @@ def test_a_library_of_another_version():
     assert f"is version {lockstep.__version__}, this Python package is version 9.9.9" in done.stderr
 
 
+def test_a_library_whose_interface_has_another_layout():
+    done = run("import lockstep._library as library; library.ABI_VERSION = 99; import lockstep.engine")
+    assert "has version 1, this Python package knows version 99" in done.stderr
+    assert "pip install ." in done.stderr
+
+
+def test_a_library_that_is_another():
+    with open("/proc/self/maps") as maps:
+        libc = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    done = run("import lockstep.engine", LOCKSTEP_LIBRARY=libc)
+    assert f"ImportError: Lockstep: {libc} has no ls_abi_version" in done.stderr
+
+
 WORLD_OF_ONE = """
 import torch, lockstep.torch as hvd
 hvd.init()

@@ -88,14 +88,37 @@ def test_ranks_that_disagree_are_told(two):
         assert "rank 0: [0]; rank 1: [1]" in outcome.message
 
 
+class Communicator:
+    """As much of mpi4py's as init looks at."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def Get_size(self):  # noqa: N802
+        return self.size
+
+    def Get_group(self):  # noqa: N802
+        raise AssertionError("not asked for")
+
+
 def start_twice_the_same():
     with pytest.raises(ValueError, match="already"):
         hvd.init(process_sets=[[0], [0]])
     assert not hvd.is_initialized()
-    with pytest.raises(ValueError, match="part of the ranks"):
+    with pytest.raises(ValueError, match=r"init\(comm=\[0\]\) names a part of the 2 ranks"):
         hvd.init(comm=[0])
+    with pytest.raises(ValueError, match="has 1 of 2 ranks.* ProcessSet"):
+        hvd.init(comm=Communicator(1))
+    with pytest.raises(ValueError, match="neither a list of ranks nor a communicator"):
+        hvd.init(comm="world")
+    with pytest.raises(ValueError, match=r"list of ranks.* MPI\.COMM_WORLD"):
+        hvd.ProcessSet(Communicator(1))
+    hvd.init(comm=Communicator(2))
+    hvd.shutdown()
     hvd.init(comm=[0, 1])
-    return hvd.size()
+    with pytest.raises(ValueError, match="part of the 2 ranks"):
+        hvd.init(comm=[0])
+    return hvd.size()  # it still runs
 
 
 def test_misuse_of_init(two):

@@ -48,6 +48,7 @@ def test_one_wheel_for_every_python_of_linux(wheel):
     assert re.fullmatch(r"lockstep-[0-9.]+-py3-none-\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "lockstep/lib/liblockstep.so" in names
+    assert "lockstep/lib/liblockstep_preload.so" in names
     assert "lockstep/py.typed" in names
     assert any(name.endswith(".data/scripts/lockstep") for name in names)
     assert not [name for name in names if "test" in name or name.endswith((".hpp", ".h", ".a"))]
@@ -89,3 +90,9 @@ def test_two_ranks_with_the_installed_wheel(installed):
     code = "from lockstep import world; world.init(); world.engine().barrier().wait(); print('met', world.size())"
     output = check_output(str(installed / "lockstep"), "run", "-np", "2", str(installed / "python"), "-c", code)
     assert output.count("met 2") == 2
+
+
+@pytest.mark.timeout(600)
+def test_the_installed_launcher_finds_what_it_preloads(installed):
+    output = check_output(str(installed / "lockstep"), "run", "-np", "2", "sh", "-c", "echo $LD_PRELOAD")
+    assert output.count("site-packages/lockstep/lib/liblockstep_preload.so") == 2

@@ -45,7 +45,8 @@ from lockstep.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from lockstep.torch.basics import init, start_timeline, stop_timeline
+from lockstep.timelines import merge_timelines
+from lockstep.torch.basics import counters, init, start_timeline, stop_timeline
 from lockstep.torch.broadcasting import broadcast, broadcast_, broadcast_async, broadcast_async_
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.distributed import register as _register_backend
@@ -53,6 +54,7 @@ from lockstep.torch.exchange import alltoall, alltoall_async
 from lockstep.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from lockstep.torch.gathering import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from lockstep.torch.handles import poll, synchronize
+from lockstep.torch.lion import Lion
 from lockstep.torch.meeting import barrier, join
 from lockstep.torch.objects import allgather_object, broadcast_object
 from lockstep.torch.optimizer import DistributedOptimizer
@@ -78,6 +80,7 @@ from lockstep.torch.scattering import (
     reducescatter,
     reducescatter_async,
 )
+from lockstep.torch.shared_weights import modify
 from lockstep.torch.sparse import sparse_allreduce_async
 from lockstep.torch.sync_batch_norm import SyncBatchNorm
 from lockstep.torch.uneven import join_uneven
@@ -101,6 +104,7 @@ __all__ = [
     "Compressor",
     "DistributedOptimizer",
     "InvalidArgumentError",
+    "Lion",
     "LockstepError",
     "Max",
     "Min",
@@ -132,6 +136,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -154,6 +159,8 @@ __all__ = [
     "join_uneven",
     "local_rank",
     "local_size",
+    "merge_timelines",
+    "modify",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

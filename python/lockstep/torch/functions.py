@@ -12,6 +12,7 @@ from lockstep import world
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.broadcasting import broadcast_, broadcast_async_
 from lockstep.torch.handles import synchronize
+from lockstep.torch.shared_weights import Sharing, is_shared
 
 _Named = tuple[str | None, torch.Tensor]
 
@@ -25,7 +26,7 @@ def broadcast_parameters(
 
     Takes `model.state_dict()` (which has the buffers too), `model.named_parameters()` or plain tensors.
     """
-    named = _named_tensors(params)
+    named = [(name, tensor) for name, tensor in _named_tensors(params) if not _is_common(tensor, root_rank, name)]
     handles = [broadcast_async_(tensor.detach(), root_rank, name, process_set) for name, tensor in named]
     for handle in handles:
         synchronize(handle)
@@ -44,6 +45,9 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("Lockstep: the state of LBFGS cannot be broadcast; it is rebuilt in its first step.")
+    if isinstance(optimizer, Sharing):
+        _broadcast_options(optimizer, root_rank, process_set)
+        return
     tensors: list[torch.Tensor] = []
     outline, failure = "", ""
     if world.rank() == root_rank:
@@ -61,6 +65,31 @@ def broadcast_optimizer_state(
     state = _decode(json.loads(outline), tensors)
     broadcast_parameters(tensors, root_rank, process_set)
     optimizer.load_state_dict(state)
+
+
+def _is_common(tensor: torch.Tensor, root_rank: int, name: str | None) -> bool:
+    """Whether all ranks have this tensor as one already, so that nothing has to travel."""
+    if not is_shared(tensor):
+        return False
+    if root_rank != 0:
+        raise ValueError(
+            f"Lockstep: '{name}' is shared by all ranks, with the values of rank 0; it cannot get those of rank "
+            f"{root_rank}. Broadcast before DistributedOptimizer."
+        )
+    return True
+
+
+def _broadcast_options(optimizer: Sharing, root_rank: int, process_set: ProcessSet) -> None:
+    """State is common already; learning rates and the like are each rank's own."""
+    options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    tensors: list[torch.Tensor] = []
+    outline = _broadcast_text(json.dumps(_encode(options, tensors)), root_rank, process_set)
+    received: list[torch.Tensor] = []
+    decoded = _decode(json.loads(outline), received)
+    broadcast_parameters(tensors if world.rank() == root_rank else received, root_rank, process_set)
+    if world.rank() != root_rank:
+        for group, given in zip(optimizer.param_groups, decoded, strict=True):
+            group.update(given)
 
 
 def _named_tensors(params: Any) -> list[_Named]:

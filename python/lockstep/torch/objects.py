@@ -1,7 +1,8 @@
 """Python objects between the ranks.
 
 They travel pickled, which is as powerful as running code: it is done only where a program asks for it, and the bytes
-come from the ranks of the same job, which run the same program.
+come from the ranks of the same job, which run the same program. What pickle cannot take, such as a function without a
+name of its own, cloudpickle can, where that is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from lockstep import world
 from lockstep.errors import LockstepError
+from lockstep.pickling import dumps, has_cloudpickle
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.broadcasting import broadcast_
 from lockstep.torch.gathering import allgather
@@ -49,8 +51,16 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
+    """The ranks run the same program, so a class or function that has a name is sent as that name."""
     try:
         return pickle.dumps(obj), None
+    except Exception as error:
+        failure = error
+    if not has_cloudpickle():
+        hint = "Type `pip install cloudpickle`, with which functions and classes defined anywhere can be sent."
+        return b"", pickle.PicklingError(f"Lockstep: the object cannot be pickled: {failure}. {hint}")
+    try:
+        return dumps(obj), None
     except Exception as error:
         return b"", error
 

@@ -5,6 +5,8 @@ What users see is here; how gradients travel is in reducer.py, gradient.py and s
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
 import weakref
 from collections import Counter
@@ -17,13 +19,18 @@ import torch
 from lockstep import world
 from lockstep.engine import ReduceOp, reduce_options
 from lockstep.process_sets import ProcessSet, global_process_set
+from lockstep.torch import fused_rules
 from lockstep.torch.adasum import DistributedAdasum
 from lockstep.torch.amp import make_scalers_wait
 from lockstep.torch.compression import Compression, Compressor
+from lockstep.torch.fused import MOST_RANKS, FusedUpdate
 from lockstep.torch.reducer import Reducer
 from lockstep.torch.reduction import Adasum, Average, Sum
+from lockstep.torch.shared_weights import share
 
 Closure = Callable[[], Any]
+
+_log = logging.getLogger("lockstep")
 
 
 def DistributedOptimizer(
@@ -37,6 +44,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    fused: bool | None = None,
+    share_weights: bool = False,
 ) -> torch.optim.Optimizer:
     """Wraps an optimizer so that `step` uses the gradients of all ranks.
 
@@ -53,6 +62,12 @@ def DistributedOptimizer(
         `num_groups` is the older form.
     sparse_as_dense: sparse gradients travel as dense ones, which is faster when most rows are used.
     process_set: the ranks that train together. On ranks outside it the optimizer steps by itself.
+    fused: whether gradients are reduced and weights updated in one pass, of which each rank does its part
+        (lockstep/torch/fused.py). None: where that is possible. `p.grad` then stays this rank's own gradient. True: it
+        is an error where it is not possible. False: never.
+    share_weights: the ranks of this host keep one copy of weights and optimizer state, in place of one each, which the
+        reduction itself updates. For one host, and the optimizers SGD, Adam, AdamW, Adagrad and RMSprop. Parameters
+        become read-only: see `modify`.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
@@ -65,8 +80,15 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups= is deprecated: write groups= instead.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
+    if share_weights:
+        _check_shareable(op, compression, process_set)
+        scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+        names = _check_names(optimizer, named_parameters)
+        return share(optimizer, names, reduce_options(op, *scales), sparse_as_dense)
     kind = type(optimizer)
     if op == Adasum:
+        if fused:
+            _step_plainly("op is Adasum", fused)
         adasum_kind: Any = type(kind.__name__, (DistributedAdasum, kind), {"__module__": __name__})
         joining: Any = adasum_kind.__new__(adasum_kind)
         _check_names(optimizer, named_parameters)
@@ -78,9 +100,14 @@ def DistributedOptimizer(
     wrapped: Any = wrapped_kind.__new__(wrapped_kind)
     names, passes = _check_names(optimizer, named_parameters), _check_passes(backward_passes_per_step)
     prefix = _next_prefix()  # counted also where the rank is not in the set
-    reducer = None
+    reducer = update = None
+    reason = "fused=False"
+    if fused is not False:
+        reason = _reason_against_fusing(optimizer, compression, groups, process_set)
+        if reason:
+            _step_plainly(reason, fused)
+    scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
     if process_set.included() and process_set.size() != 1:
-        scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
         reducer = Reducer(
             reduce_options=reduce_options(op, *scales, process_set.group()),
             compression=compression or Compression.none,
@@ -89,9 +116,16 @@ def DistributedOptimizer(
             sparse_as_dense=sparse_as_dense,
             grouped=groups is not None,
             prefix=prefix,
+            lazy=not reason,
         )
     wrapped._adopt(optimizer, names, passes, reducer)
     wrapped.process_set = process_set
+    if not reason:
+        kind_number = fused_rules.kind_of(optimizer)
+        assert kind_number is not None
+        options = reduce_options(op, *scales)
+        update = FusedUpdate(wrapped, kind_number, names, options, prefix, sparse_as_dense=sparse_as_dense)
+        wrapped._fuse(update, must=fused is True)
     if groups is not None:
         wrapped._let_travel_together(groups)
     make_scalers_wait()
@@ -115,7 +149,15 @@ class _Distributed(torch.optim.Optimizer):
         self._synchronized = False
         self._step_synchronizes = True
         self._unscaled = False
+        self._update: FusedUpdate | None = None
+        self._must_fuse = False
         self._add_parameters()
+
+    def _fuse(self, update: FusedUpdate, *, must: bool) -> None:
+        """From now on `update` makes the steps. must: going back to PyTorch's own is an error."""
+        self._update, self._must_fuse = update, must
+        # A GradScaler is to unscale the gradients itself, and to leave out steps, instead of asking PyTorch's kernels.
+        self._step_supports_amp_scaling = False
 
     # What users call.
 
@@ -150,23 +192,28 @@ class _Distributed(torch.optim.Optimizer):
 
     def step(self, closure: Closure | None = None) -> Any:
         """Reduces the gradients, then steps as the wrapped class does."""
+        if self._update is not None:
+            return self._step_fused(closure)
         if closure is not None:
             return super().step(self._reducing(closure))
         if self._step_synchronizes:
-            if self._is_reduced() and not self._unscaled:
-                warnings.warn(
-                    "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(). The gradients are not reduced again. Write "
-                    "`with optimizer.skip_synchronize(): optimizer.step()` to say that this is meant.",
-                    stacklevel=2,
-                )
-            elif not self._is_reduced():
+            self._warn_if_reduced(stacklevel=3)
+            if not self._is_reduced():
                 self.synchronize()
         self._synchronized = self._unscaled = False
         return super().step()
 
     # The wrapped class runs the user's step hooks, after the reduction; PyTorch must not add them to this method too.
     step.hooked = True  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().state_dict()
+        return state if self._update is None else self._update.copied(state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        if self._update is not None:
+            self._update.keep_precision(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._reducer is not None:
@@ -182,6 +229,62 @@ class _Distributed(torch.optim.Optimizer):
 
     # How it works.
 
+    def _step_fused(self, closure: Closure | None) -> Any:
+        """Reduction and update in one, unless the gradients were reduced already to be looked at."""
+        if closure is None and self._step_synchronizes:
+            self._warn_if_reduced(stacklevel=4)
+            if not self._is_reduced() and self._has_step_hooks():
+                self.synchronize()  # hooks see the gradients of all ranks
+        if closure is None and not self._step_synchronizes and not self._is_reduced():
+            # Each rank steps by itself, which the one state of all cannot do.
+            self._give_up_fusing("a step was made without reducing the gradients")
+            return self.step()
+        return self._hooked_update() if closure is None else self._hooked_update(closure)
+
+    def _update_weights(self, closure: Closure | None = None) -> Any:
+        assert self._update is not None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        reason = self._update.step(reduced=self._is_reduced())
+        if reason:
+            self._give_up_fusing(reason)
+            self._step_after_all()
+        self._synchronized = self._unscaled = False
+        return loss
+
+    # Runs the user's step hooks around it, as PyTorch does around its own.
+    _hooked_update = torch.optim.Optimizer.profile_hook_step(_update_weights)
+
+    def _has_step_hooks(self) -> bool:
+        return bool(self._optimizer_step_pre_hooks or _global_pre_hooks())
+
+    def _step_after_all(self) -> None:
+        """PyTorch's own step, where the update could not be made. The hooks have run."""
+        if not self._is_reduced():
+            self.synchronize()
+        plain = super().step
+        getattr(plain, "__wrapped__", plain.__func__)(self)
+
+    def _give_up_fusing(self, reason: str) -> None:
+        assert self._update is not None
+        _step_plainly(reason, self._must_fuse or None)
+        self._update.give_back_state()
+        self._update = None
+        if self._reducer is not None:
+            self._reducer.lazy = False
+            self._watch_parameters()
+
+    def _warn_if_reduced(self, stacklevel: int) -> None:
+        if self._is_reduced() and not self._unscaled:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(). The gradients are not reduced again. Write "
+                "`with optimizer.skip_synchronize(): optimizer.step()` to say that this is meant.",
+                stacklevel=stacklevel,
+            )
+
     def _is_reduced(self) -> bool:
         return self._synchronized and not (self._reducer is not None and self._reducer.fresh)
 
@@ -193,7 +296,8 @@ class _Distributed(torch.optim.Optimizer):
                 (parameter, self._names.get(parameter, f"group{index}.parameter{place}"))
                 for place, parameter in enumerate(group["params"])
             )
-        self._watch_parameters()
+        if not self._reducer.lazy:
+            self._watch_parameters()
 
     def _watch_parameters(self) -> None:
         assert self._reducer is not None
@@ -216,6 +320,55 @@ class _Distributed(torch.optim.Optimizer):
             return loss
 
         return reducing
+
+
+def _reason_against_fusing(
+    optimizer: torch.optim.Optimizer,
+    compression: type[Compressor] | None,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    process_set: ProcessSet,
+) -> str:
+    """Why reduction and update cannot be one pass; nothing where they can. The same on all ranks."""
+    if compression not in (None, Compression.none):
+        return "gradients are compressed"
+    if groups is not None:
+        return "gradients travel in groups of the program's choice"
+    if process_set is not global_process_set:
+        return "not all ranks train together"
+    engine = world.engine()
+    if engine.local_size != engine.size:
+        return "the ranks are on several hosts"
+    if engine.size > 1 and not engine.shares_memory:
+        return "the ranks share no memory"
+    if engine.size > MOST_RANKS:
+        return f"there are more than {MOST_RANKS} ranks"
+    return fused_rules.reason_against(optimizer)
+
+
+_said: set[str] = set()
+
+
+def _step_plainly(reason: str, fused: bool | None) -> None:
+    """Says once why steps are PyTorch's own; where the user insists on fused ones, that is an error."""
+    if fused:
+        raise ValueError(f"Lockstep: fused=True is not possible: {reason}.")
+    if reason not in _said and world.rank() == 0:
+        _said.add(reason)
+        _log.warning("Lockstep: gradients are reduced first and weights are updated by PyTorch, because %s.", reason)
+
+
+def _global_pre_hooks() -> Any:
+    # torch.optim hides this module behind the name of its class.
+    return getattr(sys.modules[torch.optim.Optimizer.__module__], "_global_optimizer_pre_hooks", None)
+
+
+def _check_shareable(op: ReduceOp, compression: type[Compressor] | None, process_set: ProcessSet) -> None:
+    if op == Adasum:
+        raise ValueError("Lockstep: share_weights=True averages or sums gradients; Adasum needs weights of each rank.")
+    if compression not in (None, Compression.none):
+        raise ValueError("Lockstep: share_weights=True has nothing to compress: gradients are read where they lie.")
+    if process_set is not global_process_set:
+        raise ValueError("Lockstep: share_weights=True is for all ranks of the world, not for a process set.")
 
 
 def _check_passes(passes: int) -> int:

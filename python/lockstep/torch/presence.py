@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from lockstep import world
+from lockstep import log, world
 from lockstep.engine import DType, ReduceOp, make_tensor, reduce_options
 from lockstep.process_sets import ProcessSet
 from lockstep.torch.tensors import key_of
@@ -34,3 +34,18 @@ class Presence:
 
 def presence_of(dense: Sequence[bool], sparse: Sequence[bool]) -> bytes:
     return bytes(dense) + bytes(sparse)
+
+
+class Unused:
+    """Parameters for which no rank has a gradient, told once: it may be meant, or a mistake that nobody would see."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._told = False
+
+    def tell(self, names: Sequence[str]) -> None:
+        if not self._told and self._process_set.rank() == 0:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            told = f"no rank has a gradient for {', '.join(names[:5])}{more}: such parameters keep their values."
+            log.write("warn", world.rank(), f"{told} Leave them out of the optimizer if that is meant.")
+        self._told = True

@@ -21,9 +21,10 @@ from lockstep import world
 from lockstep.engine import ReduceOptions, Work, all_reduce_several_in_step
 from lockstep.errors import InvalidArgumentError, LockstepError
 from lockstep.process_sets import ProcessSet, global_process_set
+from lockstep.torch.born_shared import make_room
 from lockstep.torch.compression import Compression, Compressor
 from lockstep.torch.gradient import Gradient
-from lockstep.torch.presence import Presence, presence_of
+from lockstep.torch.presence import Presence, Unused, presence_of
 from lockstep.torch.steps import Turn, steps
 
 # Gradients are submitted when so much has come together. Less would cost more calls; more would begin to travel later,
@@ -43,7 +44,10 @@ class Reducer:
         sparse_as_dense: bool,
         grouped: bool,
         prefix: str,
+        lazy: bool = False,
     ) -> None:
+        """lazy: nothing is reduced before `synchronize`, because gradients usually go another way (fused.py)."""
+        self.lazy = lazy
         self.reduce_options = reduce_options
         self.compression = compression
         self.process_set = process_set
@@ -67,10 +71,12 @@ class Reducer:
         self._passes = backward_passes
         self._gradients: dict[torch.Tensor, Gradient] = {}
         self._frozen: list[Gradient] = []
+        self._with_room: set[int] = set()
         self._all_present = b""
         self._refusal: LockstepError | None = None
+        self._unused = Unused(process_set)
         self._turn = Turn(self)
-        if self.in_steps:
+        if self.in_steps and not lazy:
             steps.enter(self._turn)
 
     @property
@@ -84,8 +90,8 @@ class Reducer:
 
     def let_submit(self, eagerly: bool) -> None:
         """Whether hooks submit gradients as they come: only the optimizer whose turn it is may have some in a step."""
-        self.eager = eagerly
-        self.direct = eagerly and self.in_steps and self._passes == 1 and self.compression is Compression.none
+        self.eager = eagerly and not self.lazy
+        self.direct = self.eager and self.in_steps and self._passes == 1 and self.compression is Compression.none
 
     @property
     def fresh(self) -> bool:
@@ -99,6 +105,8 @@ class Reducer:
                 self._gradients[parameter] = Gradient(parameter, name, self._prefix + name, self)
                 self._frozen.append(self._gradients[parameter])
         self._note_hooks()
+        if self.lazy:
+            self._make_room([gradient for gradient in self._frozen if gradient.parameter.requires_grad])
 
     def watch(self) -> list[Any]:
         """Puts a hook on every parameter that can have gradients and has none yet: frozen ones may thaw later.
@@ -110,7 +118,14 @@ class Reducer:
             return []
         self._frozen = [gradient for gradient in self._frozen if not gradient.parameter.requires_grad]
         self._note_hooks()
+        self._make_room(thawed)
         return [_hook(gradient) for gradient in thawed]
+
+    def _make_room(self, gradients: Sequence[Gradient]) -> None:
+        """Gradients are born where peers can read them: once for each that can be."""
+        new = [gradient.parameter for gradient in gradients if id(gradient) not in self._with_room]
+        self._with_room.update(map(id, gradients))
+        make_room(self, new)
 
     def _note_hooks(self) -> None:
         frozen = {id(gradient) for gradient in self._frozen}
@@ -207,7 +222,7 @@ class Reducer:
         if complete and anywhere == mine:
             return gradients if started_only else []
         count = len(gradients)
-        taking_part = []
+        taking_part, unused = [], []
         for gradient, dense, sparse in zip(gradients, anywhere[:count], anywhere[count:], strict=True):
             if dense and sparse:
                 raise InvalidArgumentError(
@@ -218,6 +233,10 @@ class Reducer:
                 taking_part.append(gradient)
                 if not gradient.in_flight:
                     gradient.start(bool(sparse))
+            elif gradient.parameter.requires_grad:
+                unused.append(gradient.name)
+        if unused and taking_part and not started_only:
+            self._unused.tell(unused)
         return taking_part
 
     def _present(self, gradients: Sequence[Gradient], started_only: bool) -> bytes:

@@ -35,6 +35,10 @@ def is_known(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
+def dtype_of(dtype: torch.dtype) -> DType:
+    return _DTYPES[dtype]
+
+
 def check_kind(tensor: torch.Tensor, operation: str) -> None:
     """Refuses what the engine could not read, with the way out."""
     if not isinstance(tensor, torch.Tensor):

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from lockstep.errors import InvalidArgumentError
 from lockstep.process_sets import ProcessSet, global_process_set
 from lockstep.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from lockstep.torch.meeting import join
+from lockstep.torch.shared_weights import Sharing
 
 
 @contextmanager
@@ -25,6 +27,11 @@ def join_uneven(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None 
     When the last one has come, all get its parameters and the state of its optimizer, because it has made every step;
     with `model` also the buffers, as those of batch normalization. An exception inside is passed on, and nobody joins.
     """
+    if isinstance(optimizer, Sharing):
+        raise InvalidArgumentError(
+            "Lockstep: with share_weights=True every rank takes part in every step, so join_uneven cannot let one "
+            "wait. Give all ranks the same number of batches, or leave share_weights out."
+        )
     process_set: ProcessSet = getattr(optimizer, "process_set", global_process_set)
     yield
     if not process_set.included():

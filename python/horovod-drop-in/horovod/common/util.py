@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,22 @@ from lockstep.capabilities import nccl_built as _nccl_built
 Item = TypeVar("Item")
 
 EXTENSIONS = ["torch"]
+
+
+def get_ext_suffix() -> str:
+    """With which the file of an extension ends on this machine."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+
+
+def get_extension_full_path(pkg_path: str, *args: str) -> str:
+    """Where Horovod would have an extension. Lockstep has one library for all frameworks: it is that."""
+    from lockstep import _library
+
+    return str(_library.find())
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Horovod compares the version of a framework with that of its build. One build of Lockstep serves all of them."""
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: str) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 from lockstep import launch
 
-from horovod.runner.hosts import refuse_other_hosts
-
 
 def run(
     func: Callable[..., Any],
@@ -39,18 +37,29 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls the function in `num_proc` (older: `np`) processes of this machine; returns their results by rank.
+    """Calls the function in `num_proc` (older: `np`) processes, on this machine or on `hosts`; returns results by rank.
 
-    What chooses among Horovod's ways to connect hosts is accepted and has nothing to choose here.
+    What a rank raises is raised here. What chooses among Horovod's ways to connect hosts is accepted and has nothing to
+    choose here.
     """
     if host_discovery_script or (min_num_proc or min_np) or (max_num_proc or max_np):
         raise ValueError("Lockstep: elastic jobs are not there yet; give num_proc alone.")
-    refuse_other_hosts(hosts, hostfile)
-    environment = {} if start_timeout is None else {"LOCKSTEP_START_TIMEOUT": str(start_timeout)}
-    options = [] if output_filename is None else ["--output", output_filename]
+    given = {
+        "--start-timeout": start_timeout,
+        "--output": output_filename,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--network-interfaces": _listed(network_interfaces) or network_interface,
+    }
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if not verbose:
         options.append("--quiet")
-    return launch.run(func, args, kwargs, num_proc or np or 1, options, environment, executable)
+    count = num_proc or np
+    return launch.run(func, args, kwargs, count, hosts, hostfile=hostfile, options=options, executable=executable)
+
+
+def _listed(names: Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
 
 
 __all__ = ["run"]

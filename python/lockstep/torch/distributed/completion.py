@@ -20,7 +20,11 @@ class Completable(Protocol):
 
 
 class Completion:
-    """The futures of one engine. The thread starts with the first of them, and sleeps while there is none."""
+    """The futures of one engine. The thread starts with the first of them, and sleeps while there is none.
+
+    Completing one runs what the program has chained to it, and that may start another operation and wait for it, as
+    the hook PowerSGD of DDP does. So a thread from which an operation comes is replaced by a new one.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -33,7 +37,7 @@ class Completion:
         """Calls `complete` once the operation has ended, well or not."""
         with self._changed:
             self._pending.append((operation, complete))
-            if self._thread is None:
+            if self._thread in (None, threading.current_thread()):
                 # A daemon, so that the interpreter does not wait for it before it lets us stop the engine at exit.
                 self._thread = threading.Thread(target=self._run, name="lockstep-futures", daemon=True)
                 self._thread.start()
@@ -52,19 +56,25 @@ class Completion:
     def _run(self) -> None:
         while True:
             with self._changed:
+                if self._thread is not threading.current_thread():
+                    return
                 self._changed.wait_for(lambda: self._pending or self._stopping)
                 if not self._pending:
                     return
-            self._complete_some()
+            self._complete_one()
 
-    def _complete_some(self) -> None:
-        """In a function of its own, so that the sleeping thread holds on to no operation, and so to no tensor."""
+    def _complete_one(self) -> None:
+        """In a function of its own, so that the sleeping thread holds on to no operation, and so to no tensor.
+
+        One at a time: a thread that replaces this one meanwhile goes on with the others.
+        """
         with self._changed:
             waiting = list(self._pending)
         # Mostly they end in order. Where they do not, none must wait for an older one.
         waiting[0][0].ended_within(_SLICE_S)
-        ended = [entry for entry in waiting if entry[0].ended_within(0)]
+        ended = next((entry for entry in waiting if entry[0].ended_within(0)), None)
+        if ended is None:
+            return
         with self._changed:
-            self._pending = [entry for entry in self._pending if entry not in ended]
-        for _, complete in ended:
-            complete()
+            self._pending.remove(ended)
+        ended[1]()

@@ -1,0 +1,1 @@
+"""What programs reach for beside `run`."""

@@ -42,11 +42,11 @@ ROW = "run scenario ranks bytes mode round attempt contender baseline seconds be
 class Journal:
     """Raw data: rows are only ever added."""
 
-    def __init__(self, folder, run):
+    def __init__(self, folder, run, rows=report.ROWS, notes=report.NOTES):
         self.run = run
         folder.mkdir(parents=True, exist_ok=True)
-        self.rows = self._open(folder / report.ROWS, ROW.split())
-        self.notes = self._open(folder / report.NOTES, ["run", "key", "value"])
+        self.rows = self._open(folder / rows, ROW.split())
+        self.notes = self._open(folder / notes, ["run", "key", "value"])
 
     @staticmethod
     def _open(path, columns):

@@ -68,16 +68,22 @@ class Table:
         self.failed = {row["contender"] for row in rows if row["correct"] == "0"}  # a wrong result voids the contender
         self.seconds = {}
         self.relative = {}  # contender -> {round: time relative to the baseline around it}
+        self.rounds = {}  # round -> the baseline's times around its contenders
         brackets = []
         for row in rows:
             if row["valid"] != "1" or row["contender"] in self.failed:
                 continue
             around = (float(row["before"]) + float(row["after"])) / 2
             brackets.append(around)
+            self.rounds.setdefault(int(row["round"]), []).append(around)
             self.relative.setdefault(row["contender"], {})[int(row["round"])] = float(row["seconds"]) / around
             self.seconds.setdefault(row["contender"], []).append(float(row["seconds"]))
         if brackets and self.baseline not in self.failed:
             self.seconds[self.baseline] = brackets
+
+    def baseline_by_round(self):
+        """{round: seconds}. What surrounds the contenders of one round counts once, however many they are."""
+        return {number: statistics.median(around) for number, around in self.rounds.items()}
 
     def microseconds(self, contender):
         return statistics.median(self.seconds[contender]) * 1e6

@@ -5,8 +5,9 @@ E is the time of a step without communication divided by the time of a step with
 The models are a multilayer perceptron of 8.3 M parameters and a transformer, both with momentum; each rank has one
 thread. Contenders take turns, each between two turns without communication; where these two differ by more than 10 %
 the turn is void. Every contender must end with the same parameters on all ranks. Beside them: one process with all
-cores and the batches of all ranks, which is what a user would compare with first. Measures also what the hook of a
-parameter costs, and a blocking all-reduce of 4 bytes from Python beside Gloo's.
+cores and the batches of all ranks, which is what a user would compare with first. Ranks run twice: without the
+library that `lockstep run` preloads, so that gradients are copied, and, for DistributedOptimizer alone, with it.
+Measures also what the hook of a parameter costs, and a blocking all-reduce of 4 bytes from Python beside Gloo's.
 
 Appends to benchmarks/results/training.csv and makes the tables of docs/performance.md anew (training_report.py).
 """
@@ -25,7 +26,7 @@ import torch.distributed as dist
 import training_report
 from figures import ROUNDS_NEEDED, agree, median_with_interval
 from torch import nn
-from training_report import ALONE, DDP, FOUR_BYTES, GLOO, HOOK, ONE_PROCESS, OPTIMIZER
+from training_report import ALONE, BORN, DDP, FOUR_BYTES, GLOO, HOOK, ONE_PROCESS, OPTIMIZER
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = pathlib.Path(os.environ.get("LOCKSTEP_PROGRAM", ROOT / "build/release/launcher/lockstep"))
@@ -94,7 +95,7 @@ def distributed_optimizer(kind):
     import lockstep.torch as hvd
 
     model = make_model(kind)
-    return Contender(model, hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters()))
+    return Contender(model, hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters(), fused=False))
 
 
 def ddp(kind, group):
@@ -122,9 +123,9 @@ def bracketed(contender, alone, data):
     return seconds, before, after
 
 
-def measure(kind, batch, contenders, rounds, write):
+def measure(kind, batch, contenders, rounds, write, data=None):
     """Each contender until it has so many valid turns, or has tried often enough."""
-    data = make_batch(kind, batch, dist.get_rank())
+    data = data or make_batch(kind, batch, dist.get_rank())
     alone = contenders[ALONE]
     for contender in contenders.values():
         for _ in range(WARM_UP_TURNS):
@@ -154,7 +155,7 @@ def hook_cost(rounds):
     sets = [[nn.Parameter(torch.ones(1)) for _ in range(HOOKED_PARAMETERS)] for _ in range(2)]
     optimizers = [torch.optim.SGD(parameters, lr=0.0, foreach=True) for parameters in sets]
     named = [(f"p{index}", parameter) for index, parameter in enumerate(sets[1])]
-    optimizers[1] = hvd.DistributedOptimizer(optimizers[1], named)
+    optimizers[1] = hvd.DistributedOptimizer(optimizers[1], named, fused=False)
     costs = []
     for _ in range(WARM_UP_TURNS + rounds):
         times = []
@@ -213,19 +214,22 @@ def serve(arguments, journal):
     hvd.init()
     dist.init_process_group("lockstep")
     write = journal if dist.get_rank() == 0 else lambda *_: None
+    preloaded = "liblockstep_preload" in os.environ.get("LD_PRELOAD", "")
     group = dist.new_group(backend="gloo")
     for kind, batches in BATCHES.items():
-        contenders = {
-            ALONE: plain(kind),
-            OPTIMIZER: distributed_optimizer(kind),
-            DDP: ddp(kind, None),
-            GLOO: ddp(kind, group),
-        }
+        contenders = {ALONE: plain(kind)}
+        if preloaded:
+            contenders |= {BORN: distributed_optimizer(kind)}
+        else:
+            contenders |= {OPTIMIZER: distributed_optimizer(kind), DDP: ddp(kind, None), GLOO: ddp(kind, group)}
         for batch in batches:
             measure(kind, batch, contenders, arguments.rounds, write)
         for name, contender in contenders.items():
             if name != ALONE:
                 contender.check()
+    if preloaded:
+        dist.destroy_process_group()
+        return
     cost = hook_cost(arguments.rounds)
     write(HOOK, HOOKED_PARAMETERS, OPTIMIZER, 0, cost.median, 0, 0, 1)
     for number, (ours, theirs) in enumerate(tiny_calls(group, arguments.rounds)):
@@ -244,6 +248,14 @@ def measure_one_process(arguments, journal):
                 journal(kind, batch, ONE_PROCESS, number, seconds, 0, 0, 1)
 
 
+def run_ranks(count, options=()):
+    """This program once more, as so many ranks."""
+    paths = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "LOCKSTEP_LIBRARY": str(LIBRARY)}
+    command = [PROGRAM, "run", "-np", str(count), *options, sys.executable, *sys.argv]
+    subprocess.run(command, env=environment, check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS_NEEDED, help="fewer than 11 are a look, kept apart")
@@ -257,10 +269,8 @@ def main():
         serve(arguments, journal)
         return
     print(f"run {run}: PyTorch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    paths = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": paths, "LOCKSTEP_LIBRARY": str(LIBRARY)}
-    command = [PROGRAM, "run", "-np", str(arguments.ranks), sys.executable, *sys.argv]
-    subprocess.run(command, env=environment, check=True)
+    for options in (["--no-preload"], []):
+        run_ranks(arguments.ranks, options)
     measure_one_process(arguments, journal)
     training_report.write(results, page)
     print(f"raw data in {results}, tables in {page}")

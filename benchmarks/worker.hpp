@@ -38,6 +38,9 @@ class Contender {
 
   /// Sums all leaves, in place, in every leaf's buffer.
   virtual void all_reduce() = 0;
+
+  /// Called after a measured call, or the last of several in a row, for what is no part of it.
+  virtual void complete() {}
 };
 
 struct Place {

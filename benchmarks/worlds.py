@@ -15,6 +15,7 @@ from contenders import ROOT
 START_SECONDS = 300  # DeepSpeed compiles its operation the first time
 TURN_SECONDS = 120
 BARRIER_BYTES = 4096
+SECRET_BYTES = 32
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 
@@ -23,11 +24,13 @@ class WorldFailed(Exception):
 
 
 class World:
-    def __init__(self, contender, ranks):
+    def __init__(self, contender, ranks, parent=SHARED_MEMORY):
+        """`parent`: where its processes meet the driver and each other; one that all of them see."""
         self.contender = contender
         self.ranks = ranks
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=SHARED_MEMORY))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
         (self.folder / "barrier").write_bytes(bytes(BARRIER_BYTES))
+        (self.folder / "secret").write_bytes(os.urandom(SECRET_BYTES))
         self.log = self.folder / "log"
         self.version = ""
         self.lines = []  # one stream per process

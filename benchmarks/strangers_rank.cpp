@@ -1,0 +1,50 @@
+// A rank of benchmarks/strangers.py: steps of 10 ms of work and an all-reduce of 1 MB, for so many seconds. Rank 0
+// prints the time at which each step ended, by the monotonic clock in seconds, and how long it took.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <vector>
+
+#include "lockstep/lockstep.hpp"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr std::int64_t kElements = 1 << 18;
+constexpr Seconds kWork(0.010);
+
+void work() {
+  const auto end = Clock::now() + kWork;
+  for (volatile double sum = 0; Clock::now() < end;) sum = sum + 1;
+}
+
+bool all_go_on(lockstep::Engine& engine, bool wish) {
+  float go_on = wish ? 1.0F : 0.0F;
+  const lockstep::TensorView flag{.data = &go_on, .shape = {1}, .name = "go on"};
+  engine.all_reduce(flag, flag, {.op = lockstep::ReduceOp::min});
+  return go_on > 0;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const Seconds time(std::strtod(arguments[1], nullptr));
+  lockstep::Engine engine;
+  std::vector<float> values(kElements);
+  const lockstep::TensorView tensor{.data = values.data(), .shape = {kElements}, .name = "gradient"};
+  const auto end = Clock::now() + time;
+  while (all_go_on(engine, Clock::now() < end)) {
+    const auto began = Clock::now();
+    work();
+    values.assign(values.size(), 1.0F);
+    engine.all_reduce(tensor, tensor);
+    if (values.front() != static_cast<float>(engine.size())) throw std::runtime_error("a wrong sum");
+    const auto ended = Clock::now();
+    if (engine.rank() != 0) continue;
+    std::printf("%.6f %.6f\n", Seconds(ended.time_since_epoch()).count(), Seconds(ended - began).count());
+    std::fflush(stdout);
+  }
+}

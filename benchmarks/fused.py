@@ -3,10 +3,12 @@
 
 E is the time of a step without communication, with PyTorch's fastest optimizer (`fused=True`), divided by the time of a
 step of the contender, in the same processes and turns (training.py has models, turns and rules). Contenders: fused
-steps, the plain path with PyTorch's fastest optimizer, DDP on Gloo with it, ZeroRedundancyOptimizer over that, and
-PyTorch's default optimizer without communication, because that is what most programs have. Beside them: one process
-with all cores and the batches of all ranks. Every batch is fresh: a model that has learned its one batch by heart has
-state so small that every optimizer slows down.
+steps with one copy of the weights (share_weights=True), fused steps with weights of each rank's own, the plain path with
+PyTorch's fastest optimizer, DDP on Gloo with it, ZeroRedundancyOptimizer over that, and PyTorch's default optimizer
+without communication, because that is what most programs have. Beside them: one process with all cores and the batches
+of all ranks. Every batch is fresh: a model that has learned its one batch by heart has state so small that every
+optimizer slows down. The first has processes of its own, with a baseline of its own: gradients are born in the memory of
+whichever optimizer has room for that size.
 
 Appends to benchmarks/results/fused.csv and makes the table of docs/performance.md anew (fused_report.py).
 """
@@ -22,13 +24,14 @@ import torch.distributed as dist
 import training
 import training_report
 from figures import ROUNDS_NEEDED
-from fused_report import DEFAULT, FUSED, GLOO, PLAIN, ZERO
+from fused_report import DEFAULT, FUSED, GLOO, PLAIN, SHARED, ZERO
 from torch import nn
 from training_report import ALONE, ONE_PROCESS
 
 OPTIONS = {"SGD": {"lr": 1e-3, "momentum": 0.9}, "Adam": {"lr": 1e-4}, "AdamW": {"lr": 1e-4}}
 BATCHES = {"MLP": [16, 64, 256], "transformer": [4, 16]}
 FRESH_BATCHES = 32
+PART = "FUSED_BENCHMARK_PART"  # which contenders the ranks are to measure
 
 
 class Contender(training.Contender):
@@ -58,12 +61,12 @@ def alone(kind, name, fastest=True):
     return Contender(model, make_optimizer(name, model.parameters(), fastest))
 
 
-def distributed(kind, name, fused):
+def distributed(kind, name, **options):
     import lockstep.torch as hvd
 
     model = training.make_model(kind)
     optimizer = make_optimizer(name, model.parameters())
-    return Contender(model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), fused=fused))
+    return Contender(model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options))
 
 
 def ddp(kind, name, group, zero=False):
@@ -84,14 +87,16 @@ def make_batches(kind, size, rank=0):
 
 
 def measure(kind, name, arguments, group, write):
-    contenders = {
-        FUSED: distributed(kind, name, fused=True),
-        PLAIN: distributed(kind, name, fused=False),
-        GLOO: ddp(kind, name, group),
-        ZERO: ddp(kind, name, group, zero=True),
-        DEFAULT: alone(kind, name, fastest=False),
+    makers = {
+        FUSED: lambda: distributed(kind, name, fused=True),
+        PLAIN: lambda: distributed(kind, name, fused=False),
+        GLOO: lambda: ddp(kind, name, group),
+        ZERO: lambda: ddp(kind, name, group, zero=True),
+        DEFAULT: lambda: alone(kind, name, fastest=False),
     }
-    contenders = {label: each for label, each in contenders.items() if not arguments.only or label in arguments.only}
+    if os.environ[PART] == SHARED:
+        makers = {SHARED: lambda: distributed(kind, name, share_weights=True)}
+    contenders = {label: make() for label, make in makers.items() if not arguments.only or label in arguments.only}
     base = alone(kind, name)
     for batch in BATCHES[kind]:
         data = make_batches(kind, batch, dist.get_rank())
@@ -144,7 +149,9 @@ def main():
         serve(arguments, journal)
         return
     print(f"run {run}: PyTorch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    training.run_ranks(arguments.ranks)
+    for part in (SHARED, FUSED):
+        os.environ[PART] = part
+        training.run_ranks(arguments.ranks)
     if not arguments.only:
         measure_one_process(arguments, journal)
     fused_report.write(results, page)

@@ -381,8 +381,8 @@ LS_API int ls_optimizer_update(const ls_optimizer_options* options, int64_t step
  * updates. */
 LS_API const char* ls_optimizer_epilogue(void* user, const ls_reduced_slice* slice);
 
-/* One copy of weights and optimizer state for all ranks of a host. See lockstep/shared_weights.hpp. Every function but
- * the first three below ls_shared_weights_make is called by all ranks together. */
+/* One copy of weights and optimizer state for all ranks of a host. See lockstep/shared_weights.hpp. Making, load,
+ * update and recover are called by all ranks together. */
 typedef struct ls_shared_tensor {
   size_t struct_size;
   const char* name;
@@ -403,9 +403,14 @@ typedef struct ls_shared_values {
 LS_API int ls_shared_weights_make(ls_engine* engine, const ls_shared_tensor* tensors, size_t count,
                                   const ls_optimizer_options* optimizers, size_t optimizer_count,
                                   ls_shared_weights** weights);
-/* Where a tensor lies: weights and state read-only, and the place of this rank's gradient. */
+/* Where a tensor lies: weights and state read-only, and the place of this rank's gradient, whose memory is taken when
+ * it is first asked for; `gradient` may be null. */
 LS_API int ls_shared_weights_place(ls_shared_weights* weights, size_t tensor, const void** values, const void* state[3],
                                    void** gradient);
+/* Gradients of the tensors' sizes are born there from now on, where they can: see SharedWeights::serve_gradients. */
+LS_API int ls_shared_weights_serve(ls_shared_weights* weights, int (*meant)(void), int* served);
+/* This rank's part of the shared memory: gradients that lie in it are not copied. */
+LS_API int ls_shared_weights_gradients(ls_shared_weights* weights, const void** first, size_t* bytes);
 LS_API int ls_shared_weights_steps(ls_shared_weights* weights, size_t tensor, int64_t* steps);
 LS_API int ls_shared_weights_hash(ls_shared_weights* weights, uint64_t* hash);
 /* Takes the values of rank 0. */

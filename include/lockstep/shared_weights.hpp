@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ struct SharedTensor {
 struct SharedUpdate {
   std::vector<OptimizerOptions> optimizers;  ///< one per group; each keeps the number of states it was made with
   /// The gradient of each tensor; nullptr: this rank has none, and is a skipped leaf. What does not lie in
-  /// `gradient(i)` already is copied there. Empty: all do. A tensor for which no rank has a gradient stays as it is.
+  /// `gradients()` already is copied to `gradient(i)`. Empty: all do. A tensor for which no rank has a gradient stays
+  /// as it is.
   std::vector<const void*> gradients = {};
   ReduceOp op = ReduceOp::average;  ///< or sum. An average divides by the number of ranks.
   double prescale = 1.0;
@@ -84,8 +86,17 @@ class LOCKSTEP_API SharedWeights {
   const void* state(std::size_t tensor, std::size_t index) const;
 
   /// This rank's own place for the gradient. Must be left alone while `update` runs, and, when that has failed, until
-  /// `recover` has returned.
+  /// `recover` has returned. Its memory is taken at the first call: throws Error(system) when there is none.
   void* gradient(std::size_t tensor);
+
+  /// This rank's part of the shared memory, which has those places in it, and room for gradients that are born there.
+  std::span<const std::byte> gradients() const noexcept;
+
+  /// From now on blocks of the sizes of the tensors that this process allocates are born in that room, two for each
+  /// tensor at most, so that they need not be copied. Such a block stays valid until it is freed. False: they are not,
+  /// because `lockstep run` has not preloaded its library, which rank 0 says on the log. `meant`: see
+  /// Engine::serve_allocations. Each rank calls it or not, by itself.
+  bool serve_gradients(int (*meant)() = nullptr);
 
   std::int64_t steps(std::size_t tensor) const;  ///< updates that had a gradient for it, and what `load` has told
   std::uint64_t updates() const noexcept;

@@ -262,6 +262,8 @@ _FUNCTIONS = {
         c_int,
         [c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_void_p)],
     ),
+    "ls_shared_weights_serve": (c_int, [c_void_p, c_void_p, POINTER(c_int)]),
+    "ls_shared_weights_gradients": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "ls_shared_weights_steps": (c_int, [c_void_p, c_size_t, POINTER(c_int64)]),
     "ls_shared_weights_hash": (c_int, [c_void_p, POINTER(c_uint64)]),
     "ls_shared_weights_load": (c_int, [c_void_p, POINTER(SharedValues), c_size_t]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import byref, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple
 
 from lockstep import _c
@@ -35,7 +35,6 @@ class Place(NamedTuple):
 
     weights: Any  # read-only: a write is a fault
     states: list[Any]  # read-only
-    gradient: Any  # this rank's own
 
 
 class Values(NamedTuple):
@@ -80,13 +79,32 @@ class SharedWeights:
 
     def place(self, index: int) -> Place:
         tensor = self._tensors[index]
-        weights, states, gradient = c_void_p(), (c_void_p * _MOST_STATES)(), c_void_p()
-        check(_c.library.ls_shared_weights_place(self._handle.value, index, byref(weights), states, byref(gradient)))
+        weights, states = c_void_p(), (c_void_p * _MOST_STATES)()
+        check(_c.library.ls_shared_weights_place(self._handle.value, index, byref(weights), states, None))
         return Place(
             self._array(weights.value, tensor.elements * tensor.item_bytes),
             [self._array(address, tensor.elements * tensor.state_item_bytes) for address in states if address],
-            self._array(gradient.value, tensor.elements * tensor.item_bytes),
         )
+
+    def gradient(self, index: int) -> Any:
+        """This rank's own place for a gradient: a ctypes array, whose memory is taken when it is first asked for."""
+        tensor = self._tensors[index]
+        weights, states, gradient = c_void_p(), (c_void_p * _MOST_STATES)(), c_void_p()
+        check(_c.library.ls_shared_weights_place(self._handle.value, index, byref(weights), states, byref(gradient)))
+        return self._array(gradient.value, tensor.elements * tensor.item_bytes)
+
+    def gradients(self) -> range:
+        """Addresses of this rank's part of the shared memory: gradients that lie there are not copied."""
+        first, length = c_void_p(), c_size_t()
+        check(_c.library.ls_shared_weights_gradients(self._handle.value, byref(first), byref(length)))
+        return range(first.value or 0, (first.value or 0) + length.value)
+
+    def serve_gradients(self, meant: int | None = None) -> bool:
+        """Blocks of the tensors' sizes that this process allocates are born there from now on, if True. `meant`: see
+        Engine.serve_allocations."""
+        served = c_int()
+        check(_c.library.ls_shared_weights_serve(self._handle.value, meant, byref(served)))
+        return bool(served.value)
 
     def steps(self, index: int) -> int:
         """Updates that the tensor has seen."""

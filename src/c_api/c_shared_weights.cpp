@@ -80,7 +80,20 @@ int ls_shared_weights_place(ls_shared_weights* weights, size_t tensor, const voi
     for (std::size_t i = 0; i < lockstep::kMostOptimizerStates; ++i) {
       (&required(state, "state"))[i] = i < shared.states(tensor) ? shared.state(tensor, i) : nullptr;
     }
-    required(gradient, "gradient") = shared.gradient(tensor);
+    if (gradient != nullptr) *gradient = shared.gradient(tensor);
+  });
+}
+
+int ls_shared_weights_serve(ls_shared_weights* weights, int (*meant)(void), int* served) {
+  return guarded(
+      [&] { required(served, "served") = required(weights, "shared weights").weights.serve_gradients(meant) ? 1 : 0; });
+}
+
+int ls_shared_weights_gradients(ls_shared_weights* weights, const void** first, size_t* bytes) {
+  return guarded([&] {
+    const auto gradients = required(weights, "shared weights").weights.gradients();
+    required(first, "first") = gradients.data();
+    required(bytes, "bytes") = gradients.size();
   });
 }
 

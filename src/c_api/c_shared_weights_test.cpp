@@ -39,6 +39,14 @@ TEST(CSharedWeights, AreMadeLoadedUpdatedAndFreed) {
   EXPECT_NE(state[0], nullptr);
   EXPECT_EQ(state[1], nullptr);
   EXPECT_EQ(ls_shared_weights_place(weights, 2, &shown, state, &gradient), LS_INVALID_ARGUMENT);
+  const void* area = nullptr;
+  size_t bytes = 0;
+  ASSERT_EQ(ls_shared_weights_gradients(weights, &area, &bytes), LS_OK);
+  EXPECT_GE(static_cast<const char*>(gradient), static_cast<const char*>(area));
+  EXPECT_LT(static_cast<const char*>(gradient), static_cast<const char*>(area) + bytes);
+  int served = 1;
+  ASSERT_EQ(ls_shared_weights_serve(weights, nullptr, &served), LS_OK);
+  EXPECT_EQ(served, 0);  // nothing is preloaded
   static_cast<float*>(gradient)[1] = 2.0F;
   const void* gradients[2] = {gradient, nullptr};
   uint64_t before = 0, after = 0;

@@ -47,14 +47,6 @@ std::size_t total_bytes(const SegmentShape& shape) { return arena_offset(shape) 
 // What the program itself may want in the next moment; the memory is better left to it.
 constexpr std::size_t kReserve = 16 << 20;
 
-bool take_memory(int fd, std::size_t offset, std::size_t bytes) {
-  int failed = 0;
-  do {
-    failed = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (failed != 0 && errno == EINTR);
-  return failed == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
-}
-
 }  // namespace
 
 Fd Segment::create(const SegmentShape& shape) {

@@ -1,14 +1,24 @@
 #include "heap/shared_mapping.hpp"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <mutex>
 #include <unordered_set>
 #include <utility>
 
 namespace lockstep::heap {
+
+bool take_memory(int file, std::size_t offset, std::size_t bytes) {
+  int failed = 0;
+  do {
+    failed = ::fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0 || errno == EOPNOTSUPP || errno == ENOSYS;
+}
 
 // All that there are. A fork waits until nobody changes it.
 struct Mappings {

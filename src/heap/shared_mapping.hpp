@@ -12,6 +12,9 @@
 
 namespace lockstep::heap {
 
+/// Takes the memory of a part of a memory file, so that touching it kills nobody. False: there is not so much.
+bool take_memory(int file, std::size_t offset, std::size_t bytes);
+
 class SharedMapping {
  public:
   /// The first `bytes` of the file. Throws Error(system) when the address space does not suffice.

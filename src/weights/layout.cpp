@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "heap/served_region.hpp"
 #include "lockstep/error.hpp"
 #include "weights/store.hpp"
 
@@ -28,7 +29,7 @@ bool can_be_updated(DType dtype) {
 Layout::Layout(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers, std::size_t seats)
     : seats_(seats), groups_(optimizers.size()) {
   for (const OptimizerOptions& optimizer : optimizers) check_optimizer(optimizer);
-  board_stride_ = rounded(sizeof(BoardRow) + tensors.size(), kLine);
+  board_stride_ = rounded(sizeof(BoardRow) + tensors.size() * sizeof(std::uint64_t), kLine);
   boards_ = kPageBytes;
   journals_ = boards_ + rounded(kGenerations * seats_ * board_stride_, kPageBytes);
   undos_ = journals_ + rounded(kGenerations * seats_ * kLine, kPageBytes);
@@ -78,8 +79,16 @@ void Layout::place_tensors(std::span<const SharedTensor> tensors, std::span<cons
     tensors_.push_back(std::move(place));
   }
   values_bytes_ = rounded(std::max<std::size_t>(next, 1), kPageBytes);
-  gradient_stride_ = rounded(std::max<std::size_t>(next_gradient, 1), kPageBytes);
+  born_ = rounded(std::max<std::size_t>(next_gradient, 1), kPageBytes);
+  born_bytes_ = rounded(heap::room_for_all(gradient_sizes()), kPageBytes);
+  gradient_stride_ = born_ + born_bytes_;
   hash_ = hasher.value();
+}
+
+std::vector<std::size_t> Layout::gradient_sizes() const {
+  std::vector<std::size_t> sizes;
+  for (const TensorPlace& tensor : tensors_) sizes.push_back(tensor.elements * tensor.width());
+  return sizes;
 }
 
 void Layout::cut() {

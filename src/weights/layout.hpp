@@ -2,6 +2,9 @@
 //
 //     header | boards | journals | undo copies | weights and state of all tensors | gradients of rank 0, 1, ...
 //
+// The gradients of a rank are a place for each tensor, and then room in which gradients can be born (Room of
+// heap/served_region.hpp): where they lie there is known only once they are computed.
+//
 // Weights and state are cut into pieces that stay in the cache while they are worked on; a slice is a run of pieces,
 // and each rank works on one slice. A seat is a rank's place in the world in which the file was made; it keeps that
 // when survivors go on under new numbers.
@@ -61,6 +64,12 @@ class Layout {
   std::size_t values() const { return values_; }  ///< weights and state: whole pages
   std::size_t values_bytes() const { return values_bytes_; }
   std::size_t gradients(std::size_t seat) const { return gradients_ + seat * gradient_stride_; }
+  std::size_t gradients_bytes() const { return gradient_stride_; }  ///< of one seat
+  std::size_t gradient_places_bytes() const { return born_; }       ///< of it, those that tensors have for sure
+  std::size_t born(std::size_t seat) const { return gradients(seat) + born_; }  ///< whole pages
+  std::size_t born_bytes() const { return born_bytes_; }
+
+  std::vector<std::size_t> gradient_sizes() const;  ///< by tensor, in bytes
 
   Piece piece(std::size_t index) const { return pieces_[index]; }
   std::size_t piece_bytes() const { return piece_bytes_; }  ///< of the largest gradient of one piece
@@ -84,6 +93,7 @@ class Layout {
   std::size_t board_stride_ = 0;
   std::size_t boards_ = 0, journals_ = 0, undos_ = 0, values_ = 0, values_bytes_ = 0;
   std::size_t gradients_ = 0, gradient_stride_ = 0;
+  std::size_t born_ = 0, born_bytes_ = 0;  // from the beginning of a seat's gradients
   std::size_t bytes_ = 0;
   std::uint64_t hash_ = 0;
 };

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <cerrno>
+#include <utility>
 
 #include "base/memory_limit.hpp"
 #include "lockstep/error.hpp"
@@ -21,18 +21,17 @@ std::uint64_t inode_of(const Fd& file) {
 
 }  // namespace
 
-Fd make_memory_file(std::size_t bytes) {
+Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted) {
   Fd file(::memfd_create("lockstep-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("make memory for shared weights");
+  if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) throw_errno("size the memory of shared weights");
   const auto left = memory_left();
-  int failed = left && *left < bytes ? ENOMEM : ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  while (failed == EINTR) failed = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes));
-  if (failed != 0) {
+  if ((left && *left < wanted) || !heap::take_memory(file.get(), 0, taken)) {
     throw Error(
         ErrorCode::system,
         fmt::format("no memory for shared weights: weights, optimizer state and the gradients of all ranks of "
                     "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.",
-                    (bytes >> 20) + 1));
+                    (wanted >> 20) + 1));
   }
   // A peer that could shrink the file could kill everybody else with SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -53,22 +52,19 @@ Fd open_memory_file(const FileAddress& address) {
   return file;
 }
 
-Mapping::Mapping(const Fd& file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes)
-    : bytes_(bytes), shown_bytes_(shown_bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (base == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights", bytes >> 20));
-  base_ = static_cast<std::byte*>(base);
-  void* shown = ::mmap(nullptr, shown_bytes, PROT_READ, MAP_SHARED, file.get(), static_cast<off_t>(shown_offset));
-  if (shown == MAP_FAILED) {
-    ::munmap(base_, bytes_);
-    throw_errno(fmt::format("map {} MB of shared weights to read", shown_bytes >> 20));
-  }
+Mapping::Mapping(Fd file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes)
+    : whole_(std::move(file), bytes), shown_bytes_(shown_bytes) {
+  void* shown = ::mmap(nullptr, shown_bytes, PROT_READ, MAP_SHARED, whole_.file(), static_cast<off_t>(shown_offset));
+  if (shown == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights to read", shown_bytes >> 20));
   shown_ = static_cast<std::byte*>(shown);
 }
 
-Mapping::~Mapping() {
-  ::munmap(base_, bytes_);
-  ::munmap(shown_, shown_bytes_);
+Mapping::~Mapping() { ::munmap(shown_, shown_bytes_); }
+
+bool Mapping::commit(const std::byte* first, std::size_t bytes) const {
+  const auto left = memory_left();
+  if (left && *left < bytes) return false;
+  return heap::take_memory(whole_.file(), static_cast<std::size_t>(first - base()), bytes);
 }
 
 }  // namespace lockstep::weights

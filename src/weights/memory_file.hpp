@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/fd.hpp"
+#include "heap/shared_mapping.hpp"
 
 namespace lockstep::weights {
 
@@ -20,28 +21,31 @@ struct FileAddress {
   std::uint64_t inode = 0;
 };
 
-/// Zeros, with all memory taken, so that touching it kills nobody. Throws Error(system) when there is not so much.
-Fd make_memory_file(std::size_t bytes);
+/// Zeros. The memory of the first `taken` bytes is taken, so that touching it kills nobody; the rest is taken by
+/// `Mapping::commit`, part by part. Throws Error(system) when there is not so much as `wanted` in all.
+Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted);
 FileAddress address_of(const Fd& file);
 
 /// Opens that of another process of this user. Throws Error(system).
 Fd open_memory_file(const FileAddress& address);
 
-/// The whole file, writable; and a part of it once more, read-only.
+/// The whole file, writable, but in a forked child its own; and a part of it once more, read-only.
 class Mapping {
  public:
-  Mapping(const Fd& file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes);
+  Mapping(Fd file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  std::byte* base() const { return base_; }
+  std::byte* base() const { return whole_.base(); }
   const std::byte* shown() const { return shown_; }
 
+  /// Takes the memory of a part, which may have been taken before. False: there is not so much.
+  bool commit(const std::byte* first, std::size_t bytes) const;
+
  private:
-  std::size_t bytes_;
+  heap::SharedMapping whole_;
   std::size_t shown_bytes_;
-  std::byte* base_ = nullptr;
   std::byte* shown_ = nullptr;
 };
 

@@ -8,6 +8,9 @@
 #include <span>
 #include <utility>
 
+#include "base/log.hpp"
+#include "heap/preloaded.hpp"
+#include "heap/served_region.hpp"
 #include "lockstep/error.hpp"
 #include "weights/fence.hpp"
 #include "weights/guard.hpp"
@@ -81,11 +84,15 @@ class SharedWeights::Impl {
         if (state_names_.size() <= i) state_names_.emplace_back(optimizer_state_name(optimizer, i));
       }
     }
+    taken_.assign(tensors.size(), false);
     meet();
     guard_ = std::make_unique<weights::Guard>(guarded_ranges());
   }
 
-  ~Impl() { store_->leave(); }
+  ~Impl() {
+    if (region_ >= 0) heap::find_preloaded()->retire(region_);
+    store_->leave();
+  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
@@ -118,7 +125,41 @@ class SharedWeights::Impl {
     engine_->barrier();
   }
 
+  std::byte* gradient(std::size_t tensor) {
+    const std::size_t bytes = layout_.tensors()[tensor].elements * layout_.tensors()[tensor].width();
+    std::byte* const place = store_->gradient(tensor);
+    if (bytes == 0 || taken_[tensor]) return place;
+    if (!mapping_->commit(place, bytes)) {
+      throw Error(
+          ErrorCode::system,
+          fmt::format("no memory for the {} MB of the gradient of '{}', which is to be shared. Raise the memory "
+                      "limit of the job or container, or start fewer ranks.",
+                      (bytes >> 20) + 1, layout_.tensors()[tensor].name));
+    }
+    taken_[tensor] = true;
+    return place;
+  }
+
+  std::span<const std::byte> gradients() const {
+    return {mapping_->base() + layout_.gradients(seat_), layout_.gradients_bytes()};
+  }
+
+  bool serve_gradients(int (*meant)()) {
+    const std::string hindrance = why_not_served(meant);
+    if (engine_->rank() == 0) {
+      log::info(0, hindrance.empty()
+                       ? "gradients are born where the ranks that share weights can read them"
+                       : "gradients are copied to where the ranks that share weights can read them: " + hindrance);
+    }
+    return hindrance.empty();
+  }
+
   void update(const SharedUpdate& update) {
+    for (std::size_t i = 0; i < layout_.tensors().size(); ++i) {
+      const bool in_place = update.gradients.empty();
+      if (!in_place && i >= update.gradients.size()) break;  // as `submit` will say
+      if (in_place || (update.gradients[i] != nullptr && !store_->holds(i, update.gradients[i]))) gradient(i);
+    }
     store_->submit(update);
     engine_->barrier();
     if (!store_->agreed()) {
@@ -164,7 +205,6 @@ class SharedWeights::Impl {
   // Rank 0 makes the file, the others open it; each failure is told to all.
   void meet() {
     seat_ = static_cast<std::size_t>(engine_->rank());
-    Fd file;
     std::string trouble;
     Introduction own{.layout = layout_.hash(), .pid = ::getpid(), .file = {}};
     auto attempt = [&](auto&& action) {
@@ -176,10 +216,13 @@ class SharedWeights::Impl {
     };
     if (seat_ == 0) {
       attempt([&] {
-        file = weights::make_memory_file(layout_.bytes());
-        map(file);
+        const std::size_t taken = layout_.gradients(0);  // gradients come later, where they come
+        Fd file = weights::make_memory_file(layout_.bytes(), taken,
+                                            taken + layout_.seats() * layout_.gradient_places_bytes());
+        const FileAddress address = weights::address_of(file);
+        map(std::move(file));
         Store::initialise(layout_, mapping_->base());
-        own.file = weights::address_of(file);
+        own.file = address;
       });
     }
     const auto all = told_by_all(*engine_, own, "weights.meet");
@@ -196,8 +239,27 @@ class SharedWeights::Impl {
     }
   }
 
-  void map(const Fd& file) {
-    mapping_ = std::make_unique<Mapping>(file, layout_.bytes(), layout_.values(), layout_.values_bytes());
+  void map(Fd file) {
+    mapping_ = std::make_shared<Mapping>(std::move(file), layout_.bytes(), layout_.values(), layout_.values_bytes());
+  }
+
+  // Empty: they are.
+  std::string why_not_served(int (*meant)()) {
+    if (region_ >= 0) return {};
+    const lockstep_preload_library* library = heap::find_preloaded();
+    if (library == nullptr) {
+      return "the library that makes them there is not preloaded. `lockstep run` does that, unless it is told not to";
+    }
+    const auto classes = heap::classes_for(layout_.gradient_sizes(), layout_.born_bytes());
+    if (classes.empty()) return "they are too small to matter";
+    std::string problem;
+    heap::Room room{.base = mapping_->base() + layout_.born(seat_),
+                    .bytes = layout_.born_bytes(),
+                    .commit = [mapping = mapping_.get()](std::byte* first,
+                                                         std::size_t bytes) { return mapping->commit(first, bytes); },
+                    .memory = mapping_};
+    region_ = heap::serve(*library, classes, std::move(room), meant, problem);
+    return problem;
   }
 
   std::vector<GuardedRange> guarded_ranges() const {
@@ -218,7 +280,9 @@ class SharedWeights::Impl {
   std::size_t seat_ = 0;
   bool load_was_torn_ = false;  // found by an attempt to recover that was not the last
   std::vector<std::string> state_names_;
-  std::unique_ptr<Mapping> mapping_;
+  std::shared_ptr<Mapping> mapping_;  // gradients that were born in it keep it
+  std::vector<bool> taken_;           // by tensor: its place for the gradient has memory
+  int region_ = -1;                   // of the preloaded library, that gradients are born in
   std::unique_ptr<Store> store_;
   std::unique_ptr<weights::Fence> fence_;
   std::unique_ptr<weights::Guard> guard_;
@@ -247,7 +311,9 @@ const void* SharedWeights::state(std::size_t tensor, std::size_t index) const {
   return impl_->shown(place.state[index]);
 }
 
-void* SharedWeights::gradient(std::size_t tensor) { return impl_->store().gradient(tensor); }
+void* SharedWeights::gradient(std::size_t tensor) { return impl_->gradient(tensor); }
+std::span<const std::byte> SharedWeights::gradients() const noexcept { return impl_->gradients(); }
+bool SharedWeights::serve_gradients(int (*meant)()) { return impl_->serve_gradients(meant); }
 std::int64_t SharedWeights::steps(std::size_t tensor) const { return impl_->store().steps(tensor); }
 std::uint64_t SharedWeights::updates() const noexcept { return impl_->store().updates(); }
 void SharedWeights::load(const std::vector<SharedValues>& values) { impl_->load(values); }

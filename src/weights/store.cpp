@@ -89,8 +89,9 @@ BoardRow& Store::row(std::size_t place) const {
   return *reinterpret_cast<BoardRow*>(base_ + layout_.board(generation_, place));
 }
 
-std::uint8_t* Store::flags(std::size_t place) const {
-  return reinterpret_cast<std::uint8_t*>(base_ + layout_.board(generation_, place) + sizeof(BoardRow));
+std::uint64_t* Store::given(std::size_t place) const {
+  static_assert(sizeof(BoardRow) % alignof(std::uint64_t) == 0);
+  return reinterpret_cast<std::uint64_t*>(base_ + layout_.board(generation_, place) + sizeof(BoardRow));
 }
 
 std::atomic<std::uint64_t>& Store::journal(std::size_t slice) const {
@@ -99,6 +100,13 @@ std::atomic<std::uint64_t>& Store::journal(std::size_t slice) const {
 
 std::byte* Store::gradient(std::size_t tensor) const {
   return base_ + layout_.gradients(seat_) + layout_.tensors()[tensor].gradient;
+}
+
+bool Store::holds(std::size_t tensor, const void* gradient) const {
+  const std::size_t bytes = layout_.tensors()[tensor].elements * layout_.tensors()[tensor].width();
+  const auto* first = base_ + layout_.gradients(seat_);
+  const auto* at = static_cast<const std::byte*>(gradient);
+  return at >= first && bytes <= layout_.gradients_bytes() && at <= first + (layout_.gradients_bytes() - bytes);
 }
 
 // --- an update
@@ -122,11 +130,14 @@ void Store::submit(const SharedUpdate& update) {
                               states, tensor.name, tensor.states));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const void* given = update.gradients.empty() ? gradient(i) : update.gradients[i];
-    flags(place_)[i] = given != nullptr ? 1 : 0;
-    if (given != nullptr && given != gradient(i)) {
-      std::memcpy(gradient(i), given, tensors[i].elements * tensors[i].width());
+    const void* from = update.gradients.empty() ? gradient(i) : update.gradients[i];
+    if (from != nullptr && !holds(i, from)) {
+      std::memcpy(gradient(i), from, tensors[i].elements * tensors[i].width());
+      from = gradient(i);
     }
+    const std::byte* const first = base_ + layout_.gradients(seat_);
+    given(place_)[i] =
+        from == nullptr ? 0 : static_cast<std::uint64_t>(static_cast<const std::byte*>(from) - first) + 1;
   }
   wanted_ = update;
   wanted_.gradients.clear();
@@ -160,8 +171,8 @@ void Store::read_boards(std::uint64_t update) {
   given_any_.assign(tensors, 0);
   for (std::size_t place = 0; place < places_; ++place) {
     for (std::size_t i = 0; i < tensors; ++i) {
-      given_[place * tensors + i] = flags(place)[i];
-      given_any_[i] |= flags(place)[i];
+      given_[place * tensors + i] = given(place)[i];
+      given_any_[i] |= given(place)[i] != 0 ? 1 : 0;
     }
   }
   boards_read_ = update;
@@ -223,8 +234,9 @@ void Store::update_piece(const Piece& piece) {
   const TensorPlace& tensor = layout_.tensors()[piece.tensor];
   leaves_.assign(places_, nullptr);
   for (std::size_t place = 0; place < places_; ++place) {
-    if (given_[place * steps_.size() + piece.tensor] == 0) continue;
-    leaves_[place] = base_ + layout_.gradients(row(place).seat) + tensor.gradient + piece.offset * tensor.width();
+    const std::uint64_t at = given_[place * steps_.size() + piece.tensor];
+    if (at == 0) continue;
+    leaves_[place] = base_ + layout_.gradients(row(place).seat) + (at - 1) + piece.offset * tensor.width();
   }
   std::byte* reduced = reduced_.data();
   collective::reduce({.dtype = tensor.dtype,

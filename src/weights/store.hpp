@@ -1,7 +1,7 @@
 // Weights and state in memory that several ranks share, and how an update of them stays whole whoever dies.
 //
-// The update. Every rank leaves its gradients in the shared memory and then says so on the board (`submit`). When all
-// have (a barrier, made by the caller), each works through the pieces of its own slice (`apply`): it reduces the
+// The update. Every rank leaves its gradients in the shared memory and then says on the board where (`submit`). When
+// all have (a barrier, made by the caller), each works through the pieces of its own slice (`apply`): it reduces the
 // gradients of all ranks, and updates weights and state in place. When all are through (a second barrier), the update
 // is done (`complete`).
 //
@@ -47,7 +47,8 @@
 
 namespace lockstep::weights {
 
-/// What a rank says to the others. One byte per tensor follows: whether it has a gradient.
+/// What a rank says to the others. A word per tensor follows: where its gradient lies among those of the rank, plus
+/// one; 0: it has none.
 struct BoardRow {
   std::atomic<std::uint64_t> submitted;  ///< the last update that it has submitted
   std::uint64_t signature;               ///< what that update is to be
@@ -76,6 +77,8 @@ class Store {
   std::int64_t steps(std::size_t tensor) const { return steps_[tensor]; }
   void set_steps(std::size_t tensor, std::int64_t steps) { steps_[tensor] = steps; }
   std::byte* gradient(std::size_t tensor) const;
+  /// Whether a gradient of that tensor lies where the others can read it.
+  bool holds(std::size_t tensor, const void* gradient) const;
   std::uint64_t hash() const;
 
   /// Throws Error(invalid_argument), with nobody told, when the update makes no sense.
@@ -127,7 +130,7 @@ class Store {
 
   Head& head() const;
   BoardRow& row(std::size_t place) const;
-  std::uint8_t* flags(std::size_t place) const;
+  std::uint64_t* given(std::size_t place) const;
   std::atomic<std::uint64_t>& journal(std::size_t slice) const;
 
   std::uint64_t target() const;
@@ -152,7 +155,7 @@ class Store {
   std::vector<std::int64_t> steps_;
   SharedUpdate wanted_;                  // the last that was submitted, without its gradients
   std::uint64_t boards_read_ = 0;        // the update for which the two below hold
-  std::vector<std::uint8_t> given_;      // by place, then tensor: has a gradient
+  std::vector<std::uint64_t> given_;     // by place, then tensor: as on the boards
   std::vector<std::uint8_t> given_any_;  // by tensor: some rank has
   std::vector<std::byte> reduced_;       // of one piece
   std::vector<const std::byte*> leaves_;

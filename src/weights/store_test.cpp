@@ -64,8 +64,14 @@ class Ranks {
     const std::uint64_t update = store.updates() + 1;
     SharedUpdate wanted{.optimizers = kOptimizers};
     for (std::size_t i = 0; i < kTensors.size(); ++i) {
-      fill(kTensors[i].dtype, store.gradient(i), kTensors[i].elements, update * 100 + seat * 10 + i);
-      wanted.gradients.push_back(store.gradient(i));
+      // Some lie where they were born; some are copied to their place.
+      std::byte* const born = memory_.data() + layout_.born(seat) + 128 * update;
+      std::byte* const at = i == 0 && (update + seat) % 3 == 1 ? born
+                            : i == 0 && seat == 2              ? elsewhere_
+                                                               : store.gradient(i);
+      fill(kTensors[i].dtype, at, kTensors[i].elements, update * 100 + seat * 10 + i);
+      EXPECT_EQ(store.holds(i, at), at != elsewhere_);
+      wanted.gradients.push_back(at);
     }
     wanted.gradients[1] = update % 2 == 0 ? nullptr : wanted.gradients[1];  // by nobody in every second update
     if (seat == 1) wanted.gradients[3] = nullptr;
@@ -128,6 +134,7 @@ class Ranks {
 
   Layout layout_;
   std::vector<std::byte> memory_;
+  alignas(64) std::byte elsewhere_[20'000 * sizeof(float)];
   std::map<std::size_t, std::unique_ptr<Store>> stores_;
 };
 
@@ -297,6 +304,17 @@ TEST(WeightStore, UpdatesOnSeveralThreadsAtOnce) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(world.hash(), expected.back());
+}
+
+TEST(WeightStore, KnowsWhatOthersCanRead) {
+  Ranks world(2);
+  const std::size_t bytes = kTensors[0].elements * sizeof(float);
+  std::byte* const first = world.memory() + world.layout().gradients(1);
+  EXPECT_TRUE(world[1].holds(0, first));
+  EXPECT_TRUE(world[1].holds(0, first + world.layout().gradients_bytes() - bytes));
+  EXPECT_FALSE(world[1].holds(0, first - 1));
+  EXPECT_FALSE(world[1].holds(0, first + world.layout().gradients_bytes() - bytes + 1));
+  EXPECT_FALSE(world[0].holds(0, first));  // those of another rank
 }
 
 TEST(WeightLayout, CutsEverythingOnce) {

@@ -25,6 +25,7 @@ def findings(job):
     return {finding["name"]: finding for finding in json.loads(job.stdout)["findings"]}
 
 
+@pytest.mark.alone
 def test_a_healthy_machine_with_a_self_test_in_two_seconds(start):
     began = time.monotonic()
     job = run_doctor(start, "--json", env=here())
@@ -89,6 +90,7 @@ def test_launchers_of_others(name, tool, says, found, start, tmp_path):
     assert findings(job)[name]["text"] == found
 
 
+@pytest.mark.alone
 def test_a_tool_that_hangs_does_not_hang_the_doctor(start, tmp_path):
     tool = tmp_path / "srun"
     tool.write_text("#!/bin/sh\nsleep 1000\n")

@@ -27,6 +27,7 @@ def test_help(start):
     assert job.stderr == ""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -69,6 +70,7 @@ def test_a_mistake_is_named_within_two_seconds(start, arguments, words):
     assert job.left_over() == []
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -104,6 +104,7 @@ def test_a_job_that_cannot_start(run):
         run(lambda: None, np=0)
 
 
+@pytest.mark.alone
 def test_too_large_a_closure_names_the_largest(run):
     table, labels, seed = bytearray(50 * MEGABYTE), [bytes(MEGABYTE) for _ in range(3)], 4711
     began = time.monotonic()

@@ -411,6 +411,7 @@ def lose_a_peer(store):
         return time.monotonic()
 
 
+@pytest.mark.alone
 def test_a_rank_that_leaves_is_named_on_the_others(two, store):
     first, second = two.values(lose_a_peer, store)
     assert first - second < 5

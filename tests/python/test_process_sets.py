@@ -137,6 +137,7 @@ def barrier_of_a_part():
     return time.monotonic() - began
 
 
+@pytest.mark.alone
 def test_a_barrier_does_not_wait_for_outsiders(three):
     first, busy, third = three.values(barrier_of_a_part)
     assert max(first, third) < 1.0 < busy

@@ -1,6 +1,7 @@
 """share_weights=True: the same training with one copy per host, and what programs do to weights works or is named."""
 
 import copy
+import gc
 import os
 import signal
 
@@ -421,3 +422,104 @@ def test_parameters_are_read_only_and_buffers_are_private(two):
         assert rose
         assert mapped == 6
         assert not shown
+
+
+# Gradients that are born where the others can read them.
+
+
+def large_model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(48, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 50))
+
+
+def large_loss(model, number):
+    generator = torch.Generator().manual_seed(1000 * number + hvd.rank())
+    return model(torch.randn(8, 48, generator=generator)).square().mean()
+
+
+def were_born_there(model, optimizer):
+    """Of each large gradient: it lies where the others can read it, and no copy of it was ever needed."""
+    entries = [entry for entry in optimizer._shared.entries if entry.parameter.nbytes >= 4096]
+    assert len(entries) == 3
+    return [e.gradient is None and e.parameter.grad.data_ptr() in optimizer._shared._readable for e in entries]
+
+
+def train_large(way):
+    hvd.init()
+    model, optimizer = shared("Adam", model=large_model(hvd.rank()))
+    losses = []
+    for number in range(6):
+        optimizer.zero_grad(set_to_none=way != "zeroed" or number % 2 == 0)
+        for part in range(2 if way == "passes" else 1):
+            loss = large_loss(model, 10 * number + part)
+            loss.backward()
+            losses.append(loss.item().hex())
+        if way == "channels" and number % 2 == 1:  # of another order of dimensions
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.grad = parameter.grad.t().contiguous().t()
+        optimizer.step()
+    return losses, optimizer.state_hash(), were_born_there(model, optimizer)
+
+
+@pytest.mark.parametrize("way", ["plain", "passes", "zeroed", "channels"])
+def test_gradients_are_born_where_all_can_read_them(two, preloaded, way):
+    before, after = two.values(train_large, way), preloaded.values(train_large, way)
+    for (losses, state, copied), (born_losses, born_state, born) in zip(before, after, strict=True):
+        assert losses == born_losses
+        assert state == born_state
+        assert not any(copied)
+        assert all(born) or way == "channels"
+
+
+def fork_after_backward():
+    """A child reads, writes and frees gradients that are its parent's."""
+    model, optimizer = shared("SGD", model=large_model())
+    statuses = []
+    for number in range(3):
+        optimizer.zero_grad()
+        large_loss(model, number).backward()
+        expected = [parameter.grad.clone() for parameter in model.parameters()]
+        child = os.fork()
+        if child == 0:
+            fine = all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+            for parameter in model.parameters():
+                parameter.grad.fill_(float("nan"))
+                parameter.grad = None
+            os._exit(0 if fine else 1)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+        optimizer.step()
+    return statuses, all(were_born_there(model, optimizer)), optimizer.state_hash()
+
+
+def test_a_forked_child_changes_no_gradient(two, preloaded):
+    copied, born = two.values(fork_after_backward), preloaded.values(fork_after_backward)
+    assert [rank[0] for rank in copied + born] == [[0] * 3] * 4
+    assert [rank[1] for rank in copied + born] == [False, False, True, True]
+    assert len({rank[2] for rank in copied + born}) == 1
+
+
+def outlive():
+    """Gradients stay what they are when optimizer and world are gone, and their memory goes with them."""
+    sums = []
+    for number in range(3):
+        model, optimizer = shared("SGD", model=large_model())
+        large_loss(model, number).backward()
+        optimizer.step()
+        assert all(were_born_there(model, optimizer))
+        kept = [parameter.grad for parameter in model.parameters()]
+        before = [float(gradient.double().sum()) for gradient in kept]
+        del optimizer, model
+        gc.collect()
+        hvd.shutdown()
+        sums.append(before == [float(gradient.double().sum()) for gradient in kept])
+        del kept
+        gc.collect()
+    with open("/proc/self/maps") as maps:
+        left = sum("lockstep-weights" in line for line in maps)
+    return sums, left
+
+
+def test_gradients_outlive_what_they_were_born_in(preloaded):
+    assert preloaded.values(outlive) == [[[True] * 3, 0]] * 2

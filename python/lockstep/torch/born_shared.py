@@ -39,7 +39,7 @@ class _Demand:
             self._served.clear()
         self._wanted += sizes
         missing = self._wanted - self._served
-        if missing and world.engine().serve_allocations(list(missing.elements()), _backward_runs()):
+        if missing and world.engine().serve_allocations(list(missing.elements()), backward_runs()):
             self._served += missing
         return self._generation
 
@@ -64,7 +64,7 @@ def make_room(owner: object, parameters: Iterable[torch.Tensor]) -> None:
         weakref.finalize(owner, _demand.remove, sizes, generation).atexit = False  # type: ignore[misc, unused-ignore]
 
 
-def _backward_runs() -> int | None:
+def backward_runs() -> int | None:
     """The address of PyTorch's function of that meaning. None: it is not there; then sizes alone decide."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

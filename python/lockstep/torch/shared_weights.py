@@ -1,8 +1,9 @@
 """One copy of weights and optimizer state for all ranks of a host: `DistributedOptimizer(..., share_weights=True)`.
 
 Parameters become views of memory that all ranks have mapped, read-only: what the optimizer computes is written there by
-the engine, once for all. Gradients stay the rank's own, and lie where the others can read them. So a stray write into a
-parameter is a fault, which names it; who means to write says so with `modify`. Buffers are never shared.
+the engine, once for all. Gradients stay the rank's own, and lie where the others can read them: where `lockstep run` has
+preloaded its library they are born there, otherwise they are copied. So a stray write into a parameter is a fault, which
+names it; who means to write says so with `modify`. Buffers are never shared.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lockstep._c import OptimizerOptions, ReduceOptions
 from lockstep.errors import InvalidArgumentError
 from lockstep.shared_weights import Shared, SharedWeights, Values
 from lockstep.torch.amp import make_scalers_wait
+from lockstep.torch.born_shared import backward_runs
 from lockstep.torch.shared_rules import check_optimizer, counts_steps, options_of, state_names
 from lockstep.torch.tensors import dtype_of
 
@@ -35,7 +37,8 @@ class _Entry:
         self.name = name
         self.group = group
         self.modified = False  # it is a private copy just now
-        self.weights = self.gradient = parameter.data
+        self.weights = parameter.data
+        self.gradient: torch.Tensor | None = None  # where gradients are copied to, once there was one
         self.states: list[torch.Tensor] = []
 
     @property
@@ -80,6 +83,7 @@ class SharedParameters:
         options = self._options(optimizer.param_groups)
         self._state_names = [state_names(option) for option in options]
         self.weights = SharedWeights(world.engine(), [entry.described() for entry in self.entries], options)
+        self._readable = self.weights.gradients()  # addresses
         self._look_up_places()
         self._load_state(optimizer.state, with_weights=True)
         for entry in self.entries:
@@ -91,9 +95,9 @@ class SharedParameters:
     def update(self, param_groups: list[dict[str, Any]], options: ReduceOptions) -> None:
         """Reduces the gradients of all ranks and updates."""
         gradients: list[torch.Tensor | None] = []
-        for entry in self.entries:
+        for index, entry in enumerate(self.entries):
             self._check_in_place(entry)
-            gradients.append(self._gradient_of(entry))
+            gradients.append(self._gradient_of(index))
         addresses = [None if gradient is None else gradient.data_ptr() for gradient in gradients]
         self.weights.update(self._options(param_groups), options, addresses)
         _increment_versions([entry.parameter for entry in self.entries])
@@ -129,12 +133,37 @@ class SharedParameters:
         )
 
     def keep_gradients_in_place(self) -> list[Any]:
-        """From now on gradients lie where the other ranks can read them. Returns the handles of the hooks."""
+        """From now on gradients lie where the other ranks can read them. Returns the handles of hooks.
+
+        Born there, or moved there as soon as they are computed. A few that are not, such as tiny ones, are copied in
+        the step.
+        """
+        if self.weights.serve_gradients(backward_runs()):
+            return []
         return [
-            entry.parameter.register_post_accumulate_grad_hook(functools.partial(_move_gradient, entry.gradient))
-            for entry in self.entries
+            entry.parameter.register_post_accumulate_grad_hook(functools.partial(self._move_gradient, index))
+            for index, entry in enumerate(self.entries)
             if entry.parameter.requires_grad
         ]
+
+    def _move_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        """A new gradient goes to where the others can read it, so that there is one copy of it."""
+        gradient, entry = parameter.grad, self.entries[index]
+        if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
+            return  # with a graph of its own it stays what it is, and is copied in the step
+        if gradient.dtype != entry.weights.dtype or gradient.shape != entry.weights.shape:
+            return  # the parameter has become another one, as the step will say
+        place = self._place_of_gradient(index)
+        if gradient.data_ptr() != place.data_ptr():
+            with torch.no_grad():
+                parameter.grad = place.copy_(gradient)
+
+    def _place_of_gradient(self, index: int) -> torch.Tensor:
+        entry = self.entries[index]
+        if entry.gradient is None:
+            memory = self.weights.gradient(index) if entry.parameter.numel() else None
+            entry.gradient = entry.view(memory, entry.weights.dtype)
+        return entry.gradient
 
     def _options(self, param_groups: list[dict[str, Any]]) -> list[OptimizerOptions]:
         return [options_of(self.kind, group) for group in param_groups]
@@ -146,7 +175,6 @@ class SharedParameters:
                 continue
             place = self.weights.place(index)
             entry.weights = entry.view(place.weights, entry.parameter.dtype)
-            entry.gradient = entry.view(place.gradient, entry.parameter.dtype)
             entry.states = [entry.view(memory, entry.state_dtype) for memory in place.states]
 
     def _load_state(self, state: dict[torch.Tensor, Any], with_weights: bool) -> None:
@@ -183,7 +211,9 @@ class SharedParameters:
             f"`with lockstep.torch.modify(parameters):`."
         )
 
-    def _gradient_of(self, entry: _Entry) -> torch.Tensor | None:
+    def _gradient_of(self, index: int) -> torch.Tensor | None:
+        """Where the other ranks can read it, in the parameter's order of dimensions."""
+        entry = self.entries[index]
         gradient = entry.parameter.grad
         if gradient is None:
             return None
@@ -194,10 +224,11 @@ class SharedParameters:
                     f"Pass sparse_as_dense=True, or do not share."
                 )
             gradient = gradient.to_dense()
-        if gradient.data_ptr() == entry.gradient.data_ptr():
+        in_order = gradient.dtype is entry.weights.dtype and gradient.stride() == entry.weights.stride()
+        if in_order and gradient.data_ptr() in self._readable:
             return gradient
         with torch.no_grad():
-            return entry.gradient.copy_(gradient)
+            return self._place_of_gradient(index).copy_(gradient)
 
 
 _registry: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters: a weak reference to their SharedParameters
@@ -377,17 +408,6 @@ def _check_still_fits(entry: _Entry) -> None:
         f"{parameter.dtype} of shape {list(parameter.shape)} inside `with modify(...)`. Shared weights keep both; "
         f"change them before DistributedOptimizer."
     )
-
-
-def _move_gradient(place: torch.Tensor, parameter: torch.Tensor) -> None:
-    """A new gradient goes to where the others can read it, so that there is one copy of it."""
-    gradient = parameter.grad
-    if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
-        return  # with a graph of its own it stays what it is, and is copied in the step
-    if gradient.data_ptr() == place.data_ptr() or gradient.dtype != place.dtype or gradient.shape != place.shape:
-        return  # it is there, or the parameter has become another one, as the step will say
-    with torch.no_grad():
-        parameter.grad = place.copy_(gradient)
 
 
 def _increment_versions(parameters: list[torch.Tensor]) -> None:

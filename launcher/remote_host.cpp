@@ -135,21 +135,27 @@ void RemoteHost::send(const Frame& frame) {
 
 void RemoteHost::write_some() {
   while (!unsent_.empty() && input_) {
-    const ssize_t count = ::write(input_.get(), unsent_.data(), unsent_.size());
+    const ssize_t count = ::write(input_.get(), unsent_.data() + sent_, unsent_.size() - sent_);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && errno == EAGAIN) return;
     if (count < 0) {
-      unsent_.clear();  // ssh has ended, as its output is about to tell
+      forget_unsent();  // ssh has ended, as its output is about to tell
       input_.reset();
       return;
     }
-    unsent_.erase(0, static_cast<std::size_t>(count));
+    sent_ += static_cast<std::size_t>(count);
+    if (sent_ == unsent_.size()) forget_unsent();
   }
+}
+
+void RemoteHost::forget_unsent() {
+  unsent_.clear();
+  sent_ = 0;
 }
 
 void RemoteHost::hang_up() {
   input_.reset();
-  unsent_.clear();
+  forget_unsent();
   ssh_.standard_output.reset();
 }
 

@@ -30,15 +30,16 @@ class RemoteHost {
   pid_t pid() const { return ssh_.pid; }
   const std::optional<Greeting>& greeting() const { return greeting_; }
 
-  int output_fd() const { return ssh_.standard_output.get(); }  ///< -1 after the end of the connection
-  int words_fd() const { return ssh_.standard_error.get(); }    ///< what ssh itself says
-  int input_fd() const { return unsent_.empty() ? -1 : input_.get(); }
+  int output_fd() const { return ssh_.standard_output.get(); }          ///< -1 after the end of the connection
+  int words_fd() const { return ssh_.standard_error.get(); }            ///< what ssh itself says
+  int input_fd() const { return unsent_.empty() ? -1 : input_.get(); }  ///< -1 while there is nothing to write
 
   /// Takes what has come, at most one buffer full, and calls `take` for each frame. False when nothing more is there
   /// now.
   bool read(const std::function<void(const Frame&)>& take);
   void read_words();
 
+  /// What the connection does not take at once goes with `write_some`, when `input_fd` can be written to.
   void send(const Frame& frame);
   void write_some();
 
@@ -54,6 +55,8 @@ class RemoteHost {
   std::string why_lost();
 
  private:
+  void forget_unsent();
+
   std::string name_;
   int first_rank_;
   int ranks_;
@@ -63,6 +66,7 @@ class RemoteHost {
   std::string line_;  // the greeting, as far as it has come
   FrameReader reader_;
   std::string unsent_;
+  std::size_t sent_ = 0;  // bytes of `unsent_` that have gone
   std::string words_;
   std::string complaint_;  // about what has come
 };

@@ -176,6 +176,7 @@ int RunningJob::wait_time() const {
 
 void RunningJob::wait_for_events() {
   std::array<epoll_event, 64> events;
+  if (hosts_) watch_unsent();
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_time());
   if (count < 0 && errno != EINTR) throw_errno("epoll_wait");
   for (int i = 0; i < count; ++i) {
@@ -198,6 +199,9 @@ void RunningJob::wait_for_events() {
         break;
       case Source::host:
         read_host(index);
+        break;
+      case Source::host_input:
+        (*hosts_)[index].write_some();
         break;
       case Source::host_words:
         (*hosts_)[index].read_words();

@@ -57,7 +57,7 @@ class RunningJob {
   };
 
   /// What an event of the loop is about.
-  enum class Source : std::uint32_t { signals, screen, process, output, error, host, host_words, door };
+  enum class Source : std::uint32_t { signals, screen, process, output, error, host, host_input, host_words, door };
 
   /// One step on the way to the end: the signal that is sent, and how long it may take effect.
   struct StopStep {
@@ -91,6 +91,7 @@ class RunningJob {
   void lose_host(RemoteHost& host);
   void finish_hosts(bool all_well);
   void give_sign_of_life();
+  void watch_unsent();
   void watch_hosts(bool reading);
 
   // Events.

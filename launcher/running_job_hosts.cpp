@@ -102,6 +102,17 @@ bool RunningJob::is_connection(pid_t pid) {
   return false;
 }
 
+/// A connection with words that it has not taken yet tells once when it has room.
+void RunningJob::watch_unsent() {
+  for (std::size_t i = 0; i < hosts_->size(); ++i) {
+    const int fd = (*hosts_)[i].input_fd();
+    if (fd < 0) continue;
+    epoll_event event{.events = EPOLLOUT | EPOLLONESHOT, .data = {.u64 = event_key(Source::host_input, i)}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) == 0) continue;
+    checked(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+  }
+}
+
 void RunningJob::watch_hosts(bool reading) {
   for (std::size_t i = 0; i < hosts_->size(); ++i) {
     const int fd = (*hosts_)[i].output_fd();

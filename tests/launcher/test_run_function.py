@@ -178,13 +178,14 @@ def test_functions_run_on_several_hosts(start_program, hosts):
         [
             "placed = lockstep.run(place, ('hi',), hosts='host0:2,host1:2', options=['--quiet'])",
             "print([result[:4] for result in placed], {len(result[4]) for result in placed})",
+            "print(lockstep.run(len, (bytes(20 << 20),), hosts='host0:2,host1:2', options=['--quiet']))",
             "lockstep.run(fail, np=4, hosts='host0:2,host1:2')",
         ],
         before=hosts.command(0),
     )
     output, error = places.communicate(timeout=PATIENCE)
     expected = [(rank, f"host{rank // 2}", "hi", 3) for rank in range(4)]
-    assert output == f"{expected} {{{3 << 20}}}\n", error
+    assert output == f"{expected} {{{3 << 20}}}\n{[20 << 20] * 4}\n", error
     assert places.returncode == 1
     assert "RankTraceback: on rank 3:" in error and error.endswith("\nKeyError: 'on the other host'\n")
     wait_until(lambda: nothing_is_left(hosts), 2, "no process on any host")

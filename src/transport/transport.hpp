@@ -6,6 +6,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -151,17 +152,22 @@ class Messages {
   virtual void refuse(std::uint64_t operation) { close(operation); }
 };
 
-/// Closes the operation when its algorithm ends, however that ends.
+/// Closes the operation when its algorithm ends, however that ends; but not in a forked child, whose copy of the
+/// transport may be locked for ever, or gone already.
 class MessageLease {
  public:
-  MessageLease(Messages& messages, std::uint64_t operation) : messages_(messages), operation_(operation) {}
-  ~MessageLease() { messages_.close(operation_); }
+  MessageLease(Messages& messages, std::uint64_t operation)
+      : messages_(messages), operation_(operation), process_(::getpid()) {}
+  ~MessageLease() {
+    if (::getpid() == process_) messages_.close(operation_);
+  }
   MessageLease(const MessageLease&) = delete;
   MessageLease& operator=(const MessageLease&) = delete;
 
  private:
   Messages& messages_;
   std::uint64_t operation_;
+  pid_t process_;
 };
 
 /// Threads: `post`, `next`, `release` and all of Messages are called under one lock of the engine; the rest from

@@ -63,6 +63,7 @@ Network Link::network() const {
   tcp_info info{};
   socklen_t size = sizeof info;
   if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  if (info.tcpi_min_rtt == ~0U) return {};  // nothing was measured yet
   return {.trip = std::chrono::microseconds(info.tcpi_min_rtt), .rate = static_cast<double>(info.tcpi_delivery_rate)};
 }
 

@@ -187,6 +187,7 @@ bool Switchboard::serve(int peer, Which which) {
   bool any = false;
   if (line(peer).health != Health::alive) return any;
   with_link(peer, which, [&](LastingLink& link) {
+    any = true;  // the end of a connection is news, and so is what came right before it
     link.flush();
     any = take_batch(peer, link);
     if (line(peer).*which) link.flush();

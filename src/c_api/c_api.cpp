@@ -314,9 +314,8 @@ int ls_grouped_all_reduce(ls_engine* engine, const ls_tensor* inputs, const ls_t
     if (count > 0) required(inputs, "inputs"), required(outputs, "outputs");
     std::vector<lockstep::TensorPair> pairs;
     for (size_t i = 0; i < count; ++i) pairs.push_back({view_of(inputs + i), view_of(outputs + i)});
-    auto submitted = target.all_reduce_async(pairs, reduce_options_of(options));
-    if (work == nullptr) return submitted.wait();
-    hand_over(work, std::move(submitted));
+    if (work == nullptr) return target.all_reduce(pairs, reduce_options_of(options));
+    hand_over(work, target.all_reduce_async(pairs, reduce_options_of(options)));
   });
 }
 

@@ -24,6 +24,10 @@ void check_range(const char* name, double value, double low, double high) {
     refuse(fmt::format("{} is {}; it must be at least {} and below {}", name, value, low, high));
 }
 
+void check_finite(const char* name, double value) {
+  if (!std::isfinite(value)) refuse(fmt::format("{} is {}; it must be a number", name, value));
+}
+
 void check_not_negative(const char* name, double value) {
   if (!(value >= 0.0) || std::isinf(value)) refuse(fmt::format("{} is {}; it must be a number from 0 on", name, value));
 }
@@ -110,8 +114,9 @@ void check_optimizer(const OptimizerOptions& options) {
   if (options.kind < OptimizerKind::sgd || options.kind > OptimizerKind::lion) {
     refuse(fmt::format("there is no kind {}", static_cast<int>(options.kind)));
   }
-  check_not_negative("learning_rate", options.learning_rate);
-  check_not_negative("weight_decay", options.weight_decay);
+  // A schedule may end a hair below zero.
+  check_finite("learning_rate", options.learning_rate);
+  check_finite("weight_decay", options.weight_decay);
   check_not_negative("momentum", options.momentum);
   check_not_negative("epsilon", options.epsilon);
   check_not_negative("learning_rate_decay", options.learning_rate_decay);

@@ -5,6 +5,7 @@
 #include <hwy/targets.h>
 
 #include <cmath>
+#include <limits>
 
 #include "base/half.hpp"
 #include "lockstep/error.hpp"
@@ -175,7 +176,9 @@ TEST(Optimizer, RefusesWhatMakesNoSense) {
     }
     return "";
   };
-  EXPECT_NE(message({.learning_rate = -1.0}, 1, bare).find("learning_rate is -1"), std::string::npos);
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_NE(message({.learning_rate = infinity}, 1, bare).find("learning_rate is inf"), std::string::npos);
+  EXPECT_NE(message({.momentum = -1.0}, 1, bare).find("momentum is -1"), std::string::npos);
   EXPECT_NE(message({.beta1 = 1.0}, 1, bare).find("beta1 is 1"), std::string::npos);
   EXPECT_NE(message({.nesterov = true}, 1, bare).find("nesterov needs a momentum"), std::string::npos);
   EXPECT_NE(message({.kind = static_cast<OptimizerKind>(9)}, 1, bare).find("no kind 9"), std::string::npos);

@@ -103,6 +103,6 @@ def test_one_step_from_the_same_state(exact_roots, kind, given, dtype):
 
 
 def test_a_wrong_option_is_named():
-    options = options_of("SGD", {"lr": -1.0})
-    with pytest.raises(ValueError, match="learning_rate is -1"):
+    options = options_of("SGD", {"lr": float("nan")})
+    with pytest.raises(ValueError, match="learning_rate is nan"):
         states_of(options)

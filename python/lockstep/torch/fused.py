@@ -39,7 +39,7 @@ class _Slot:
 
     __slots__ = (
         "address", "begun", "contiguous", "count", "dtype", "entry", "group", "index", "key", "name", "names",
-        "parameter", "stride", "views",
+        "parameter", "shape", "step", "stride", "views",
     )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str, key: str, group: int, index: int) -> None:
@@ -50,11 +50,13 @@ class _Slot:
         self.index = index
         self.dtype = parameter.dtype
         self.contiguous = parameter.is_contiguous()
+        self.shape = parameter.shape
         self.stride = parameter.stride()
         self.count = parameter.numel()
         self.address = 0  # of the weights
         self.names: tuple[str, ...] = ()  # of its states
-        self.views: list[torch.Tensor] = []  # its states, in the memory of the host
+        self.views: list[torch.Tensor] = []  # its states, in the memory of the host; none before it has a gradient
+        self.step: torch.Tensor | None = None  # what the optimizer's state shows of its steps
         self.entry: dict[str, Any] | None = None  # what the optimizer's state has for it
         self.begun = False  # it has state: it was updated before, or has loaded some
 
@@ -151,7 +153,7 @@ class FusedUpdate:
         self._engine: Engine | None = None
         self._size = 0
         self._slots: list[_Slot] = []
-        self._ids: list[int] = []
+        self._ids: list[list[int]] = []  # of parameters, by group
         self._reason = ""  # why the parameters cannot be updated here
         self._structure = 0
         self._options: list[fused_rules.Options] = []
@@ -220,15 +222,15 @@ class FusedUpdate:
     def _refresh(self) -> None:
         """Notices new parameters, a new world, and weights that are elsewhere than they were."""
         engine = world.engine()
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        if engine is not self._engine or list(map(id, parameters)) != self._ids:
+        if engine is not self._engine or self._ids != _ids_of(self._optimizer.param_groups):
             self._take_parameters(engine)
             return
         for slot in self._slots:
-            if slot.parameter.data_ptr() != slot.address:
-                if slot.parameter.dtype is not slot.dtype or slot.parameter.stride() != slot.stride:
-                    self._take_parameters(engine)
-                    return
+            parameter = slot.parameter
+            if (parameter.shape, parameter.stride(), parameter.dtype) != (slot.shape, slot.stride, slot.dtype):
+                self._take_parameters(engine)
+                return
+            if parameter.data_ptr() != slot.address:
                 self._place(slot)
 
     def _take_parameters(self, engine: Engine) -> None:
@@ -243,7 +245,7 @@ class FusedUpdate:
             for place, parameter in enumerate(group["params"]):
                 name = self._names.get(parameter, f"group{number}.parameter{place}")
                 self._slots.append(_Slot(parameter, name, self._prefix + name, number, len(self._slots)))
-        self._ids = [id(slot.parameter) for slot in self._slots]
+        self._ids = _ids_of(self._optimizer.param_groups)
         shapes = [(slot.name, str(slot.dtype), slot.count, slot.stride, slot.group) for slot in self._slots]
         digest = hashlib.blake2b(repr((self._kind, shapes)).encode(), digest_size=8).digest()
         self._structure = int.from_bytes(digest, "little")
@@ -284,7 +286,9 @@ class FusedUpdate:
             present, sparse, unsettled, first = self._exchange(present, sparse)
         if sparse:
             return [], "a gradient is sparse; sparse_as_dense=True makes it dense"
-        if unsettled and not self._settle(first):
+        # Room for state is only for parameters that have a gradient somewhere. All ranks know the same of that.
+        roomless = any(a and s.names and not s.views for s, a in zip(self._slots, present, strict=True))
+        if (unsettled or roomless) and not self._settle(first, present):
             return [], "the heap has no room for the state; LOCKSTEP_HEAP_BYTES or a memory limit is too low"
         taking_part = [slot for slot, anywhere in zip(self._slots, present, strict=True) if anywhere]
         if taking_part and len(taking_part) < len(self._slots):
@@ -349,18 +353,23 @@ class FusedUpdate:
             entry = state.get(slot.parameter)
             if entry is not slot.entry and (entry or slot.entry):
                 return False
-            if slot.begun and slot.entry is not None and slot.entry.get(slot.names[0]) is not slot.views[0]:
+            if slot.begun and slot.entry is not None and not self._is_shown(slot, slot.entry):
                 return False
         return True
 
-    def _settle(self, first: int) -> bool:
+    def _is_shown(self, slot: _Slot, entry: dict[str, Any]) -> bool:
+        if slot.step is not None and entry.get("step") is not slot.step:
+            return False
+        return all(entry.get(name) is view for name, view in zip(slot.names, slot.views, strict=True))
+
+    def _settle(self, first: int, present: bytes) -> bool:
         """Brings the state into the memory of the host; all ranks do so at the same time. False: there is no room.
 
         Rank `first` writes what it has. The others have the same, which they have loaded, or have got by
         broadcast_optimizer_state, or they have nothing yet; so what they have is forgotten. All are in their steps and
         read nothing meanwhile, and go on when it has been written.
         """
-        layout, length = self._lay_out()
+        layout, length = self._lay_out(present)
         self._counts = torch.tensor([self._steps_so_far(slot) for slot in self._slots], dtype=_step_dtype())
         for slot in self._slots:
             slot.begun = self._has_begun(slot)
@@ -378,13 +387,14 @@ class FusedUpdate:
         self._plan = None
         return True
 
-    def _lay_out(self) -> tuple[tuple[tuple[Any, ...], ...], int]:
+    def _lay_out(self, present: bytes) -> tuple[tuple[tuple[Any, ...], ...], int]:
         """For each parameter where its states begin and how far they are apart; and how long all of it is."""
         layout, length = [], 0
-        for slot in self._slots:
+        for slot, anywhere in zip(self._slots, present, strict=True):
             size = padded(slot.count * fused_rules.state_dtype(slot.dtype).itemsize)
-            layout.append((length, size, slot.names, slot.dtype, slot.stride))
-            length += size * len(slot.names)
+            names = slot.names if anywhere or slot.views or self._has_begun(slot) else ()
+            layout.append((length, size, names, slot.dtype, slot.shape, slot.stride))
+            length += size * len(names)
         return tuple(layout), max(length, 1)
 
     def _share_state(self, layout: tuple[tuple[Any, ...], ...], length: int, fresh: bool, first: int) -> bool:
@@ -418,7 +428,10 @@ class FusedUpdate:
 
     def _write_state(self, layout: tuple[tuple[Any, ...], ...], memory: Any) -> None:
         """As `_view_state`, and fills it with what the optimizer has."""
-        before = [[self._entry_of(slot).get(name) for name in slot.names] for slot in self._slots]
+        before = [
+            [self._entry_of(slot).get(name) for name in names]
+            for slot, (_, _, names, *_) in zip(self._slots, layout, strict=True)
+        ]
         self._view_state(layout, memory)
         for slot, values in zip(self._slots, before, strict=True):
             for view, value in zip(slot.views, values, strict=True):
@@ -431,7 +444,7 @@ class FusedUpdate:
         """In the optimizer's state, by PyTorch's names."""
         entry = self._optimizer.state[slot.parameter]
         if fused_rules.counts_steps(self._kind):
-            entry["step"] = self._counts[slot.index]
+            entry["step"] = slot.step = self._counts[slot.index]
         for name, view in zip(slot.names, slot.views, strict=True):
             entry[name] = view
         slot.entry = entry
@@ -459,6 +472,10 @@ class FusedUpdate:
             if slot.names and not slot.begun:
                 slot.begun = True
                 self._show_state(slot)
+
+
+def _ids_of(groups: list[dict[str, Any]]) -> list[list[int]]:
+    return [[id(parameter) for parameter in group["params"]] for group in groups]
 
 
 def _step_dtype() -> torch.dtype:

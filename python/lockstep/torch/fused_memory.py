@@ -14,6 +14,7 @@ import ctypes
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lockstep.engine import Engine
 
@@ -21,6 +22,7 @@ from lockstep.engine import Engine
 _LINE = 128
 # Smaller tensors go through the heap as copies anyway.
 _LEAST_MOVED = 4096
+_placed: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters: where they were put
 _COUNTS_USERS = hasattr(torch._C, "_storage_Use_Count")  # not in every PyTorch
 
 
@@ -33,11 +35,15 @@ def move_into_heap(parameter: torch.Tensor, engine: Engine) -> None:
         values = view_of(block.memory, 0, parameter, parameter.dtype)
         values.copy_(parameter.detach())
         parameter.data = values
+        _placed[parameter] = values.data_ptr()
 
 
 def _is_alone_in_its_memory(parameter: torch.Tensor) -> bool:
     """Otherwise a second tensor, or a second process, would be left behind with the old values."""
     storage = parameter.untyped_storage()
+    # What PyTorch cannot resize came from elsewhere (NumPy, a buffer), where somebody may look at it; or from here.
+    if not storage.resizable() and _placed.get(parameter) != parameter.data_ptr():
+        return False
     users = torch._C._storage_Use_Count(storage._cdata) if _COUNTS_USERS else 2
     return users == 2 and storage.nbytes() == parameter.nbytes and not parameter.is_shared()  # `storage` is the second
 

@@ -111,6 +111,10 @@ def reason_against(optimizer: torch.optim.Optimizer) -> str:
 
 def reason_against_groups(groups: Iterable[dict[str, Any]]) -> str:
     """The same for its parameters and their options, of which there may be new ones later."""
+    groups = list(groups)
+    ids = [id(parameter) for group in groups for parameter in group["params"]]
+    if len(set(ids)) < len(ids):
+        return "a parameter is listed twice"
     for group in groups:
         for option in ("differentiable", "capturable"):
             if group.get(option):

@@ -237,7 +237,7 @@ class _Distributed(torch.optim.Optimizer):
                 self.synchronize()  # hooks see the gradients of all ranks
         if closure is None and not self._step_synchronizes and not self._is_reduced():
             # Each rank steps by itself, which the one state of all cannot do.
-            self._give_up_fusing("a step was made without reducing the gradients")
+            self._give_up_fusing("a step was made without reducing the gradients", eagerly=False)
             return self.step()
         return self._hooked_update() if closure is None else self._hooked_update(closure)
 
@@ -267,13 +267,16 @@ class _Distributed(torch.optim.Optimizer):
         plain = super().step
         getattr(plain, "__wrapped__", plain.__func__)(self)
 
-    def _give_up_fusing(self, reason: str) -> None:
+    def _give_up_fusing(self, reason: str, *, eagerly: bool = True) -> None:
+        """eagerly: from now on gradients travel while backward runs."""
         assert self._update is not None
         _step_plainly(reason, self._must_fuse or None)
         self._update.give_back_state()
         self._update = None
         if self._reducer is not None:
             self._reducer.lazy = False
+            if eagerly:
+                self._reducer.begin_to_submit()
             self._watch_parameters()
 
     def _warn_if_reduced(self, stacklevel: int) -> None:

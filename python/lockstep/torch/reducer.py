@@ -93,6 +93,14 @@ class Reducer:
         self.eager = eagerly and not self.lazy
         self.direct = self.eager and self.in_steps and self._passes == 1 and self.compression is Compression.none
 
+    def begin_to_submit(self) -> None:
+        """It was lazy, and is so no longer: gradients travel as they come."""
+        self.lazy = False
+        if self.in_steps:
+            steps.enter(self._turn)
+        else:
+            self.let_submit(True)
+
     @property
     def fresh(self) -> bool:
         """Whether backward has computed gradients since they were last reduced."""

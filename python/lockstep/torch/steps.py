@@ -66,9 +66,11 @@ class Steps:
         world.engine().end_step()
 
     def enter(self, turn: Turn) -> None:
-        """A new optimizer. The first one has the first turn."""
+        """A new optimizer, or one that begins to submit only now. The first one has the first turn."""
         if self._turn is None:
             self._give(turn)
+        elif self._turn is turn:
+            turn.let_submit(True)
 
     def take(self, turn: Turn) -> None:
         """This optimizer reduces now. If it is another's turn, what that has under way is settled first."""

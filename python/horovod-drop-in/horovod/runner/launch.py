@@ -143,9 +143,9 @@ def environment_of(args: argparse.Namespace) -> dict[str, str]:
         "HOROVOD_STALL_CHECK_TIME_SECONDS": args.stall_check_warning_time_seconds,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": args.stall_check_shutdown_time_seconds,
         "HOROVOD_LOG_LEVEL": args.log_level,
-        # For programs that read none of Horovod's.
-        "LOCKSTEP_LOG": log_level(args.log_level or os.environ.get("HOROVOD_LOG_LEVEL", "")),
     }
+    if not os.environ.get("LOCKSTEP_LOG"):  # for programs that read none of Horovod's
+        wanted["LOCKSTEP_LOG"] = log_level(args.log_level or os.environ.get("HOROVOD_LOG_LEVEL", ""))
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 

@@ -349,6 +349,7 @@ void Core::end_world(const Verdict& verdict) {
   ended_ = Error(verdict.code, verdict.text);
   while (!pending_.empty()) {
     const OperationPtr operation = pending_.begin()->second;
+    if (transport::Messages* messages = transport_->messages()) messages->abandon(operation->notice.head.id);
     fail(operation, *ended_);
   }
   fail_filling_buckets(*ended_);
@@ -371,6 +372,7 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit, bo
 bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
   // A slice that goes on with a wait has been awake for long enough already.
   Patience patience = waiter.rounds == 0 ? patience_ : Patience::none();
+  if (waiter.rounds == 0 && !crowded_) patience.stay_awake_for(transport_->answer_time());
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();

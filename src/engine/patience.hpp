@@ -3,6 +3,8 @@
 
 #include <sched.h>
 
+#include <chrono>
+
 #include "base/cpu.hpp"
 
 namespace lockstep::engine {
@@ -15,21 +17,40 @@ class Patience {
   /// Sleeps at once.
   static Patience none() { return {0, 0}; }
 
-  void reset() { tried_ = 0; }
+  /// So long at least, for an answer that comes from far away: to be woken takes longer than to look once more.
+  void stay_awake_for(std::chrono::nanoseconds time) { least_ = time; }
+
+  void reset() {
+    tried_ = 0;
+    since_ = {};
+  }
 
   /// Waits a little; false when it is time to sleep.
   bool wait_awake() {
-    if (tried_ >= spins_ + yields_) return false;
+    if (tried_ >= spins_ + yields_) return wait_longer();
     tried_++ < spins_ ? cpu_relax() : static_cast<void>(sched_yield());
     return true;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   Patience(int spins, int yields) : spins_(spins), yields_(yields) {}
+
+  bool wait_longer() {
+    if (least_ <= least_.zero()) return false;
+    const Clock::time_point now = Clock::now();
+    if (since_ == Clock::time_point{}) since_ = now;
+    if (now - since_ >= least_) return false;
+    cpu_relax();
+    return true;
+  }
 
   int spins_;
   int yields_;
   int tried_ = 0;
+  std::chrono::nanoseconds least_{0};
+  Clock::time_point since_{};
 };
 
 }  // namespace lockstep::engine

@@ -148,6 +148,9 @@ class Messages {
   /// The operation has ended here: nothing that it has lent is read any more, nor written where it expects something.
   virtual void close(std::uint64_t /*operation*/) {}
 
+  /// The world has ended, and with it the operation on all ranks: nobody needs what it has not sent yet.
+  virtual void abandon(std::uint64_t operation) { close(operation); }
+
   /// It has failed on this rank alone: what peers still send for it is dropped, instead of kept for somebody to ask.
   virtual void refuse(std::uint64_t operation) { close(operation); }
 };
@@ -198,6 +201,9 @@ class Transport {
   /// As the ranks have measured it so far; no two of them need to know the same. Changes now and then.
   virtual Network network() const { return {}; }
   virtual std::size_t bytes_per_trip() const { return 0; }
+
+  /// How long an answer may take for which it pays to stay awake; 0: nothing is known of that.
+  virtual std::chrono::nanoseconds answer_time() const { return {}; }
 
   /// Whether all that this rank has to say for the operation is on its way. An operation is not over before: afterwards
   /// nobody may be there who would send the rest.

@@ -58,6 +58,17 @@ void LastingLink::give_back(std::uint64_t operation) {
   }
 }
 
+// Frames are counted when they arrive, so what was never begun is missed by nobody. While the peer has not yet said
+// what it has, none is known to be such.
+void LastingLink::abandon(std::uint64_t operation) {
+  if (!resuming_) {
+    const auto first = kept_.begin() + static_cast<std::ptrdiff_t>(next_ + (in_frame_ ? 1 : 0));
+    kept_.erase(std::remove_if(first, kept_.end(), [&](const Kept& frame) { return frame.operation == operation; }),
+                kept_.end());
+  }
+  give_back(operation);
+}
+
 bool LastingLink::has_sent(std::uint64_t operation) const {
   return std::none_of(kept_.begin() + static_cast<std::ptrdiff_t>(next_), kept_.end(),
                       [&](const Kept& frame) { return frame.operation == operation; });

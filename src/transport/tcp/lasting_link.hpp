@@ -33,6 +33,8 @@ class LastingLink {
   void lend(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation);
   /// Copies what is lent for the operation and may be needed again.
   void give_back(std::uint64_t operation);
+  /// As give_back, but nobody wants the operation any more: what was not begun of it is not sent.
+  void abandon(std::uint64_t operation);
   /// Whether the system has taken all frames of the operation.
   bool has_sent(std::uint64_t operation) const;
 

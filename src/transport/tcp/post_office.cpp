@@ -47,6 +47,11 @@ void PostOffice::close(std::uint64_t operation) {
   }
 }
 
+void PostOffice::abandon(std::uint64_t operation) {
+  switchboard_->abandon(operation);
+  close(operation);
+}
+
 void PostOffice::refuse(std::uint64_t operation) {
   close(operation);
   for (Inbox& inbox : inboxes_) inbox.refuse(operation);

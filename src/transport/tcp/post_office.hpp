@@ -26,6 +26,7 @@ class PostOffice {
   void lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data);
   void expect(int from, std::uint64_t operation, std::uint32_t part, std::span<std::byte> to);
   void close(std::uint64_t operation);
+  void abandon(std::uint64_t operation);
   void refuse(std::uint64_t operation);
 
   Inbox& inbox(int from) { return inboxes_[static_cast<std::size_t>(from)]; }

@@ -153,6 +153,12 @@ void Switchboard::give_back(std::uint64_t operation) {
   }
 }
 
+void Switchboard::abandon(std::uint64_t operation) {
+  for (int peer = 0; peer < size(); ++peer) {
+    with_link(peer, &Line::data, [&](LastingLink& link) { link.abandon(operation); });
+  }
+}
+
 bool Switchboard::has_sent(std::uint64_t operation) const {
   return std::all_of(lines_.begin(), lines_.end(),
                      [&](const Line& one) { return !one.data || one.data->has_sent(operation); });

@@ -46,6 +46,7 @@ class Switchboard {
   /// As send_data, but the body stays where it is, until `give_back`, which copies what may be needed again.
   void lend_data(int to, std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation);
   void give_back(std::uint64_t operation);
+  void abandon(std::uint64_t operation);
   /// Of the operation to which frames were said to belong.
   bool has_sent(std::uint64_t operation) const;
   /// Nothing is written there any more.

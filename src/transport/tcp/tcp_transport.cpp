@@ -28,6 +28,7 @@ using std::chrono::milliseconds;
 
 constexpr auto kKeeperRound = milliseconds(100);
 constexpr auto kBacklogRound = milliseconds(1);      // while data waits for room in a socket
+constexpr auto kLongestAwake = milliseconds(2);      // in which a core does nothing else
 constexpr auto kFarewell = std::chrono::seconds(4);  // for what is on its way when a rank leaves
 // What all ranks of a host send to all others at the start, and each to each.
 constexpr std::size_t kFillerOfHost = 2 << 20, kMostFillerOfPair = 256 << 10, kLeastFiller = 4 << 10;
@@ -116,6 +117,7 @@ class TcpTransport final : public Transport, private Messages {
     return network_;
   }
   std::size_t bytes_per_trip() const override { return bytes_per_trip_; }
+  std::chrono::nanoseconds answer_time() const override { return std::chrono::nanoseconds(answer_ns_); }
 
   bool has_sent(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
@@ -163,6 +165,11 @@ class TcpTransport final : public Transport, private Messages {
   void close(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
     office_.close(operation);
+  }
+
+  void abandon(std::uint64_t operation) override {
+    std::lock_guard lock(mutex_);
+    office_.abandon(operation);
   }
 
   void refuse(std::uint64_t operation) override {
@@ -409,6 +416,7 @@ class TcpTransport final : public Transport, private Messages {
       network_.rate = std::max(network_.rate, one.network.rate);
     }
     if (options_.bytes_per_trip == 0) bytes_per_trip_ = network_.bytes_per_trip();
+    answer_ns_ = std::chrono::nanoseconds(std::min<std::chrono::nanoseconds>(2 * network_.trip, kLongestAwake)).count();
   }
 
   // --- the keeper's thread
@@ -498,6 +506,7 @@ class TcpTransport final : public Transport, private Messages {
   const std::unique_ptr<Mesh> mesh_;       // the keeper's
   std::atomic<std::uint64_t> rounds_ = 0;  // of the keeper
   std::atomic<std::size_t> bytes_per_trip_ = 0;
+  std::atomic<std::int64_t> answer_ns_ = 0;
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
   std::vector<Peer> peers_;  // by rank; of this rank's only the network is used

@@ -38,17 +38,17 @@ std::vector<std::byte> noise(std::size_t size, unsigned seed) {
 }
 
 // Both send before either receives: more than any socket holds.
-void exchange(Transport& one, Transport& other, std::size_t size) {
+void exchange(Transport& one, Transport& other, std::size_t size, std::uint64_t operation = 7) {
   const auto first = noise(size, 1), second = noise(size, 2);
-  one.messages()->send(1, 7, 0, first);
-  other.messages()->send(0, 7, 0, second);
+  one.messages()->send(1, operation, 0, first);
+  other.messages()->send(0, operation, 0, second);
   std::vector<std::byte> heard(size);
   std::thread thread([&] {
     std::vector<std::byte> there(size);
-    EXPECT_TRUE(comes_true(other, [&] { return other.messages()->receive(0, 7, 0, there); }));
+    EXPECT_TRUE(comes_true(other, [&] { return other.messages()->receive(0, operation, 0, there); }));
     EXPECT_EQ(there, first);
   });
-  EXPECT_TRUE(comes_true(one, [&] { return one.messages()->receive(1, 7, 0, heard); }));
+  EXPECT_TRUE(comes_true(one, [&] { return one.messages()->receive(1, operation, 0, heard); }));
   thread.join();
   EXPECT_EQ(heard, second);
 }
@@ -59,6 +59,25 @@ TEST(TcpTransport, MessagesOfAllSizesBothWaysAtOnce) {
     for (auto& one : options) one.encrypt_data = encrypt;
     auto ranks = connect_tcp_world(options);
     for (const std::size_t size : {0u, 1u, 4096u, 1u << 20, (5u << 20) + 3}) exchange(*ranks[0], *ranks[1], size);
+  }
+}
+
+// More than the sockets take. What was not begun is not sent; what comes after it arrives.
+TEST(TcpTransport, AnAbandonedOperationIsNeitherCopiedNorSent) {
+  for (const bool encrypt : {false, true}) {
+    std::vector<TcpOptions> options = {tcp_test_options(0, 2), tcp_test_options(1, 2)};
+    for (auto& one : options) one.encrypt_data = encrypt;
+    auto ranks = connect_tcp_world(options);
+    {
+      const auto lent = noise(64u << 20, 1);
+      ranks[0]->messages()->lend(1, 7, 0, lent);
+      EXPECT_FALSE(ranks[0]->has_sent(7));
+      ranks[0]->messages()->abandon(7);
+    }
+    exchange(*ranks[0], *ranks[1], 5u << 20, /*operation=*/8);
+    EXPECT_TRUE(ranks[0]->has_sent(7));
+    std::vector<std::byte> whole(64u << 20);
+    EXPECT_FALSE(ranks[1]->messages()->receive(0, 7, 0, whole));
   }
 }
 

@@ -71,17 +71,15 @@ def transformer_batch(run):
 
 def bars(run):
     """(what, bar, figure, whether it passes) of one run."""
-    limits = dict(LEAST_E)
+    limits = {OPTIMIZER: dict(LEAST_E), BORN: dict(LEAST_E_BORN)}
     if batch := transformer_batch(run):
-        limits["transformer", batch] = LEAST_E_OF_TRANSFORMER
-    for (model, batch), least in limits.items():
-        if e := run.e(model, batch, OPTIMIZER):
-            figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f})"
-            yield f"{model}, batch {batch}: E of {OPTIMIZER}", f"≥ {least}", figure, e.median >= least
-    for (model, batch), least in LEAST_E_BORN.items():
-        if e := run.e(model, batch, BORN):
-            figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f})"
-            yield f"{model}, batch {batch}: E of {BORN}", f"≥ {least}", figure, e.median >= least
+        for each in limits.values():
+            each["transformer", batch] = LEAST_E_OF_TRANSFORMER
+    for name, of_name in limits.items():
+        for (model, batch), least in of_name.items():
+            if e := run.e(model, batch, name):
+                figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f})"
+                yield f"{model}, batch {batch}: E of {name}", f"≥ {least}", figure, e.median >= least
     for model, batch in run.cases():
         ours, theirs = run.e(model, batch, DDP), run.e(model, batch, GLOO)
         if ours and theirs:

@@ -91,14 +91,14 @@ void Mesh::call_again(int peer, const Bell& done) {
   std::thread& thread = calls_[static_cast<std::size_t>(peer)];
   if (thread.joinable()) return;
   thread = std::thread([this, peer, &done] {
-    leave_out_of_census(::gettid());
+    leave_out_of_census(this_thread());
     Renewed result = try_again(peer);
     {
       const std::lock_guard result_lock(mutex_);
       renewed_.push_back(std::move(result));
     }
     done.strike();
-    return_to_census(::gettid());
+    return_to_census(this_thread());
   });
 }
 

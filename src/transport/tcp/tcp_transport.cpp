@@ -422,7 +422,7 @@ class TcpTransport final : public Transport, private Messages {
   // --- the keeper's thread
 
   void keep() {
-    leave_out_of_census(::gettid());
+    leave_out_of_census(this_thread());
     std::unique_lock lock(mutex_, std::defer_lock);
     try {
       lock.lock();
@@ -432,7 +432,7 @@ class TcpTransport final : public Transport, private Messages {
       give_up(lock, error.what());
     }
     lock.unlock();
-    return_to_census(::gettid());
+    return_to_census(this_thread());
   }
 
   // Without its keeper a rank cannot go on; whoever hears of it knows why, the others will find this one silent.

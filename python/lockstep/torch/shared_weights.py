@@ -23,6 +23,7 @@ from lockstep.errors import InvalidArgumentError
 from lockstep.shared_weights import Shared, SharedWeights, Values
 from lockstep.torch.amp import make_scalers_wait
 from lockstep.torch.born_shared import backward_runs
+from lockstep.torch.fused_rules import is_dense
 from lockstep.torch.shared_rules import check_optimizer, counts_steps, options_of, state_names
 from lockstep.torch.tensors import dtype_of
 
@@ -375,7 +376,7 @@ def _check_parameters(entries: list[_Entry]) -> None:
             reason = f"it is on {parameter.device}, as {parameter.layout}; dense tensors on the CPU can be shared"
         elif parameter.dtype not in _DTYPES:
             reason = f"it is of type {parameter.dtype}; real floats can be shared"
-        elif not _is_dense(parameter):
+        elif not is_dense(parameter):
             reason = "it has gaps in memory, or overlaps itself"
         elif parameter.numel() and parameter.untyped_storage().data_ptr() in seen:
             reason = f"it lies in the same memory as '{seen[parameter.untyped_storage().data_ptr()]}'"
@@ -383,20 +384,6 @@ def _check_parameters(entries: list[_Entry]) -> None:
             seen[parameter.untyped_storage().data_ptr()] = entry.name
             continue
         raise InvalidArgumentError(f"Lockstep: '{entry.name}' cannot be shared: {reason}.")
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a run of memory, in whatever order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= extent
-    return True
 
 
 def _check_still_fits(entry: _Entry) -> None:

@@ -3,12 +3,12 @@
 
 E is the time of a step without communication, with PyTorch's fastest optimizer (`fused=True`), divided by the time of a
 step of the contender, in the same processes and turns (training.py has models, turns and rules). Contenders: fused
-steps with one copy of the weights (share_weights=True), fused steps with weights of each rank's own, the plain path with
-PyTorch's fastest optimizer, DDP on Gloo with it, ZeroRedundancyOptimizer over that, and PyTorch's default optimizer
-without communication, because that is what most programs have. Beside them: one process with all cores and the batches
-of all ranks. Every batch is fresh: a model that has learned its one batch by heart has state so small that every
-optimizer slows down. The first has processes of its own, with a baseline of its own: gradients are born in the memory of
-whichever optimizer has room for that size.
+steps with one copy of the weights (share_weights=True), fused steps with weights of each rank's own, the plain path
+with PyTorch's fastest optimizer, DDP on Gloo with it, ZeroRedundancyOptimizer over that, and PyTorch's default
+optimizer without communication, because that is what most programs have. Beside them: one process with all cores and
+the batches of all ranks. Every batch is fresh: a model that has learned its one batch by heart has state so small that
+every optimizer slows down. The first has processes of its own, with a baseline of its own: gradients are born in the
+memory of whichever optimizer has room for that size.
 
 Appends to benchmarks/results/fused.csv and makes the table of docs/performance.md anew (fused_report.py).
 """

@@ -3,8 +3,8 @@
 //   SharedWeights weights(engine, {{.name = "layer.weight", .elements = 1'000'000}}, {adam});
 //   weights.load(values);                               // those of rank 0
 //   for (...) {
-//     backward(weights.weights(0), weights.gradient(0));  // reads the weights, leaves the gradient where all can read
-//     it weights.update({.optimizers = {adam}});             // each rank reduces and updates its part
+//     backward(weights.weights(0), weights.gradient(0));  // leaves the gradient where all can read it
+//     weights.update({.optimizers = {adam}});             // each rank reduces and updates its part
 //   }
 //
 // p ranks keep W + S + pG bytes instead of p(W + S + G): weights, state, gradients. There is one copy per host, not one
@@ -45,7 +45,7 @@ struct SharedUpdate {
   std::vector<OptimizerOptions> optimizers;  ///< one per group; each keeps the number of states it was made with
   /// The gradient of each tensor; nullptr: this rank has none, and is a skipped leaf. What does not lie in
   /// `gradients()` already is copied to `gradient(i)`. Empty: all do. A tensor for which no rank has a gradient stays
-  /// as it is.
+  /// as it is. After a failure what lies there must be left alone until `recover` has returned.
   std::vector<const void*> gradients = {};
   ReduceOp op = ReduceOp::average;  ///< or sum. An average divides by the number of ranks.
   double prescale = 1.0;

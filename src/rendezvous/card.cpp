@@ -1,22 +1,31 @@
 #include "rendezvous/card.hpp"
 
-#include <algorithm>
 #include <cstring>
 
+#include "lockstep/error.hpp"
 #include "net/frame.hpp"
 
 namespace lockstep::rendezvous {
 namespace {
 
+// A text that was cut could be that of another host.
 void put_field(std::vector<std::byte>& to, const std::string& text) {
+  if (text.size() >= kCardFieldBytes) {
+    throw Error(ErrorCode::invalid_argument, "the name of this host has " + std::to_string(text.size()) +
+                                                 " characters, of which ranks can tell each " + "other " +
+                                                 std::to_string(kCardFieldBytes - 1) +
+                                                 ". Set LOCKSTEP_HOST_ID to a shorter one.");
+  }
   std::byte field[kCardFieldBytes] = {};
-  std::memcpy(field, text.data(), std::min<std::size_t>(text.size(), kCardFieldBytes - 1));
+  std::memcpy(field, text.data(), text.size());
   to.insert(to.end(), field, field + kCardFieldBytes);
 }
 
 std::string field_at(std::span<const std::byte> card, std::size_t index) {
   const auto* text = reinterpret_cast<const char*>(card.data() + index * kCardFieldBytes);
-  return {text, ::strnlen(text, kCardFieldBytes)};
+  const std::size_t length = ::strnlen(text, kCardFieldBytes);
+  if (length == kCardFieldBytes) throw net::BadFrame("a card with a text that has no end");
+  return {text, length};
 }
 
 net::Address address_at(std::span<const std::byte> card, std::size_t index) {

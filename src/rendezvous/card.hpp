@@ -20,6 +20,7 @@ struct Card {
 inline constexpr std::size_t kCardFieldBytes = 128;
 inline constexpr std::size_t kCardBytes = 3 * kCardFieldBytes;
 
+/// Throw Error(invalid_argument) for a host whose name is too long.
 std::vector<std::byte> encode(const Card& card);
 std::vector<std::byte> encode(const std::vector<Card>& table);
 

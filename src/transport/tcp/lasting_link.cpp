@@ -79,6 +79,11 @@ void LastingLink::place(std::uint32_t kind, std::size_t prefix, net::FrameReader
   if (connected()) socket_->reader().place(kind, prefix, placing_.find);
 }
 
+void LastingLink::share_evenly() {
+  shares_ = true;
+  if (connected()) socket_->share_evenly();
+}
+
 std::size_t LastingLink::give(const Kept& frame, std::size_t from) {
   const std::size_t of_bytes = std::min(from, frame.bytes.size());
   return socket_->give(std::span(frame.bytes).subspan(of_bytes), frame.lent.subspan(from - of_bytes));
@@ -154,6 +159,7 @@ void LastingLink::drop_socket() { socket_.reset(); }
 void LastingLink::replace_socket(std::unique_ptr<net::Stream> stream) {
   socket_ = std::make_unique<Link>(std::move(stream), epoch_);
   socket_->reader().place(placing_.kind, placing_.prefix, placing_.find);
+  if (shares_) socket_->share_evenly();
   resuming_ = true;
   in_frame_ = false;
   received_on_socket_ = 0;

@@ -70,6 +70,9 @@ class LastingLink {
   bool is_swallowed(net::Clock::time_point now, net::Clock::duration limit) {
     return connected() && socket_->is_swallowed(now, limit);
   }
+  /// As Link's, for this socket and those that take its place.
+  void share_evenly();
+  bool mind_losses() { return connected() && socket_->mind_losses(); }
   Network network() const { return connected() ? socket_->network() : Network{}; }
   /// Frames of which the peer has said that it has them.
   std::uint64_t confirmed() const { return confirmed_; }
@@ -96,6 +99,7 @@ class LastingLink {
 
   const std::uint32_t epoch_;
   std::unique_ptr<Link> socket_;
+  bool shares_ = false;    // a port, with connections of other hosts
   bool resuming_ = false;  // the peer has not yet said on this socket what it has
 
   struct Placing {

@@ -8,6 +8,7 @@
 
 #include "net/frame.hpp"
 #include "net/stream.hpp"
+#include "transport/tcp/even_sharing.hpp"
 #include "transport/transport.hpp"
 
 namespace lockstep::transport::tcp {
@@ -37,6 +38,10 @@ class Link {
   /// What TCP has found of the way to the peer: the shortest round trip, and the rate at which bytes have arrived.
   Network network() const;
 
+  /// With the connections of other hosts; `mind_losses` now and then, true when that has just come to an end.
+  void share_evenly() { sharing_.begin(fd()); }
+  bool mind_losses() { return sharing_.look(fd()); }
+
   /// Where the data of pieces belongs (net::FrameReader).
   net::FrameReader& reader() { return reader_; }
 
@@ -50,6 +55,7 @@ class Link {
   std::size_t read(std::span<std::byte> to);
 
   std::unique_ptr<net::Stream> stream_;
+  EvenSharing sharing_;
   net::FrameReader reader_;
   // Bytes are read ahead, so that several small frames cost one system call. A large frame is read past it.
   std::vector<std::byte> ahead_;

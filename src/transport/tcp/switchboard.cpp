@@ -23,6 +23,12 @@ Fd make_poll() {
   return poll;
 }
 
+// Whether several connections lead into the port of a host.
+bool ports_are_shared(const std::vector<int>& hosts) {
+  const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
+  return spans_hosts && hosts.size() > 2;
+}
+
 }  // namespace
 
 Switchboard::Switchboard(const TcpOptions& options, std::vector<PeerStreams> streams, Callbacks callbacks)
@@ -41,6 +47,7 @@ Switchboard::Switchboard(const TcpOptions& options, std::vector<PeerStreams> str
     one.data->place(kind_of_pieces(), kPieceHeadBytes, [this, peer](std::span<const std::byte> head, std::size_t rest) {
       return callbacks_.place(peer, unpack_piece_head(head), rest);
     });
+    if (ports_are_shared(options.hosts)) one.data->share_evenly();
     one.heard = Clock::now();
     watch(control_poll_.get(), one.control->fd(), peer, false, EPOLL_CTL_ADD);
     watch(data_poll_.get(), one.data->fd(), peer, false, EPOLL_CTL_ADD);
@@ -246,6 +253,7 @@ void Switchboard::beat() {
   for (int to = 0; to < size(); ++to) {
     if (is_cut_off(to)) break_off(to);
     notice_swallowed(to);
+    mind_losses(to);
     send_control(to, frame);
   }
 }
@@ -263,6 +271,13 @@ void Switchboard::notice_swallowed(int peer) {
                                "to it are made again",
                                peer));
   break_off(peer);
+}
+
+void Switchboard::mind_losses(int peer) {
+  if (!line(peer).data || !line(peer).data->mind_losses()) return;
+  log::info(rank_, fmt::format("the network loses part of what is sent to rank {}: from now on that goes by the "
+                               "system's own congestion control",
+                               peer));
 }
 
 // The last heartbeat has not even reached its host, and for a while nothing has come from there.

@@ -119,6 +119,7 @@ class Switchboard {
   bool is_cut_off(int peer) const;
   bool is_quiet(int peer) const;
   void notice_swallowed(int peer);
+  void mind_losses(int peer);
   bool pump(Which which);
   bool take_batch(int peer, LastingLink& link);  // whether something was read
   void take_rest(int peer, Which which);

@@ -59,7 +59,8 @@ struct OptimizedTensor {
   void* weights = nullptr;   ///< of the whole tensor: the output of the reduction, as it is before the update
   DType dtype = DType::f32;  ///< of the weights and of the reduced gradient: f16, bf16, f32 or f64
   std::size_t first = 0;     ///< the element whose state stands first in `state`
-  std::array<void*, kMostOptimizerStates> state{};  ///< of type f32, with weights of f64 of f64; begins as zeros
+  /// Of type f32, with weights of f64 of f64; begins as zeros. None is needed where this rank owns no element.
+  std::array<void*, kMostOptimizerStates> state{};
   float* master = nullptr;  ///< 16-bit weights may have a copy in f32, which is updated in their place; as `state`
 };
 

@@ -35,6 +35,8 @@ bool is_relayed(const Call& call) {
 
 constexpr AlgorithmRow kAlgorithms[] = {
     {"meet", "no data: done when everybody has announced it", is_meet, make_meet},
+    {"packed reduce", "messages, with an epilogue: small tensors of a call are reduced as if they were one",
+     [](const Call& call) { return call.pack != nullptr; }, make_packed_reduce},
     {"one shot", "small: every rank computes its result itself from copies that are at hand", is_copied, make_pull},
     {"adasum", "shared memory: each rank measures its slice, then combines it for all",
      [](const Call& call) { return call.transport->shared() != nullptr && is_adasum(call); }, make_adasum},

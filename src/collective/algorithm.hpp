@@ -36,6 +36,7 @@ std::unique_ptr<Algorithm> make_pull(const Call& call);
 std::unique_ptr<Algorithm> make_direct_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_relay_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_sliced_reduce(const Call& call);
+std::unique_ptr<Algorithm> make_packed_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_exchange_reduce(const Call& call);
 std::unique_ptr<Algorithm> make_host_reduce(const Call& call);
 

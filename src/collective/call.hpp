@@ -59,6 +59,8 @@ struct Party {
   std::byte* workspace = nullptr;  ///< Adasum: memory of its owner's that all can read
 };
 
+struct Pack;
+
 struct Call {
   Kind kind = Kind::barrier;
   std::uint64_t id = 0;
@@ -80,7 +82,9 @@ struct Call {
   /// Gives the memory for a result of that many rows: the caller's own, or new. Called once, when the number is known.
   /// Throws Error(invalid_argument) when the caller's own does not fit.
   std::function<std::byte*(std::int64_t rows)> make_output;
-  Epilogue epilogue = {};                         ///< of a reduction; may be none
+  Epilogue epilogue = {};                 ///< of a reduction; may be none
+  const Pack* pack = nullptr;             ///< the tensors that travel as this one (pack.hpp); it outlives the call
+  std::vector<ElementRange> slices = {};  ///< by party: what it owns, where that is not its owned_slice
   std::vector<std::int64_t>* received = nullptr;  ///< all-to-all: to be filled with the rows that come from each party
 
   std::size_t count() const { return parties.size(); }

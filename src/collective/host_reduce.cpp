@@ -8,8 +8,9 @@
 //     collector  -> ranks of its host                            the result         stage 2
 //
 // So with h hosts of as many ranks, 2 (h-1)/h of the tensor's bytes go through a host's port in each direction, and
-// every rank of a host has its share of that. As in exchange_reduce.cpp, all stages are under way at once, and what is
-// sent from a tensor is lent: its result comes only after it has been used.
+// every rank of a host has its share of that. An epilogue is called by the owner, before it sends the result. As in
+// exchange_reduce.cpp, all stages are under way at once, and what is sent from a tensor is lent: its result comes only
+// after it has been used.
 #include <algorithm>
 #include <memory>
 
@@ -227,16 +228,17 @@ class HostReduce final : public Algorithm {
     }
     const std::span<std::byte> result = result_place(self_, junction.done);
     std::byte* target = result.data();
-    reduce({.dtype = sum_type_,
-            .result_dtype = call_.result_dtype,
-            .op = call_.op,
-            .leaves = leaves_,
-            .numbers = plan_.numbers(),
-            .total = call_.count(),
-            .outputs = {&target, 1},
-            .elements = range.count,
-            .divisor = call_.divisor,
-            .postscale = call_.postscale});
+    const Reduction reduction{.dtype = sum_type_,
+                              .result_dtype = call_.result_dtype,
+                              .op = call_.op,
+                              .leaves = leaves_,
+                              .numbers = plan_.numbers(),
+                              .total = call_.count(),
+                              .outputs = {&target, 1},
+                              .elements = range.count,
+                              .divisor = call_.divisor,
+                              .postscale = call_.postscale};
+    call_.epilogue ? reduce_with_epilogue(call_, range.offset, reduction, epilogue_buffer_) : reduce(reduction);
     for (std::size_t host = 0; host < plan_.hosts(); ++host) {
       if (host != host_) lend_result(plan_.collector(host, self_), self_, junction.done);
     }
@@ -274,6 +276,7 @@ class HostReduce final : public Algorithm {
   std::vector<Junction> junctions_;
   std::vector<Result> results_;
   std::vector<std::byte> sums_;  // of this host, of one chunk
+  std::vector<std::byte> epilogue_buffer_;
   std::vector<const std::byte*> leaves_;
   std::byte* output_ = nullptr;
   transport::MessageLease lease_;  // the last: it ends before the memory where messages are expected
@@ -284,7 +287,7 @@ class HostReduce final : public Algorithm {
 // Integers are averaged and scaled in a wider type than they have, which sums of a host would have to be sent in.
 bool fits_host_reduce(const Call& call) {
   const bool is_float = partial_type(call.dtype) != call.dtype || call.dtype == DType::f32 || call.dtype == DType::f64;
-  if (call.kind != Kind::all_reduce || call.total_leaves != 0 || call.epilogue) return false;
+  if (call.kind != Kind::all_reduce || call.total_leaves != 0) return false;
   if (!is_float && (call.op == ReduceOp::average || call.prescale != 1.0 || call.postscale != 1.0)) return false;
   if (!converts(partial_type(call.dtype), call.result_dtype)) return false;
   const HostPlan plan(call);

@@ -30,38 +30,44 @@ void run_epilogue(const Call& call, const ReducedSlice& slice) {
 
 }  // namespace
 
+void reduce_with_epilogue(const Call& call, std::size_t offset, const Reduction& reduction,
+                          std::vector<std::byte>& buffer) {
+  const std::size_t width = size_of(reduction.dtype);
+  const std::size_t result_width = size_of(reduction.result_dtype.value_or(reduction.dtype));
+  const std::size_t piece = kEpiloguePiece / result_width;
+  buffer.resize(std::max(buffer.size(), std::min(piece, reduction.elements) * result_width));
+  std::byte* const result = buffer.data();
+  std::vector<const std::byte*> leaves(reduction.leaves.size());
+  Reduction part = reduction;
+  part.leaves = leaves;
+  part.outputs = {&result, 1};
+  for (std::size_t done = 0; done < reduction.elements; done += piece) {
+    part.elements = std::min(piece, reduction.elements - done);
+    std::transform(reduction.leaves.begin(), reduction.leaves.end(), leaves.begin(),
+                   [&](auto* leaf) { return leaf + done * width; });
+    reduce(part);
+    run_epilogue(call, {.offset = offset + done, .count = part.elements, .values = result});
+    for (std::byte* output : reduction.outputs)
+      std::memcpy(output + done * result_width, result, part.elements * result_width);
+  }
+}
+
 PartReducer::PartReducer(const Call& call) : call_(call), table_(call) {}
 
 void PartReducer::reduce(std::size_t offset, std::size_t elements, std::span<const std::byte* const> leaves,
                          std::span<std::byte* const> outputs) {
-  if (!call_.epilogue) return reduce_plainly(elements, leaves, outputs);
-  const std::size_t width = size_of(call_.dtype), result_width = size_of(call_.result_dtype);
-  const std::size_t piece = kEpiloguePiece / result_width;
-  buffer_.resize(std::min(piece, elements) * result_width);
-  std::vector<const std::byte*> parts(leaves.size());
-  for (std::size_t done = 0; done < elements; done += piece) {
-    const std::size_t count = std::min(piece, elements - done);
-    std::transform(leaves.begin(), leaves.end(), parts.begin(), [&](auto* leaf) { return leaf + done * width; });
-    std::byte* result = buffer_.data();
-    reduce_plainly(count, parts, {&result, 1});
-    run_epilogue(call_, {.offset = offset + done, .count = count, .values = result});
-    for (std::byte* output : outputs) std::memcpy(output + done * result_width, result, count * result_width);
-  }
-}
-
-void PartReducer::reduce_plainly(std::size_t elements, std::span<const std::byte* const> leaves,
-                                 std::span<std::byte* const> outputs) const {
-  collective::reduce({.dtype = call_.dtype,
-                      .result_dtype = call_.result_dtype,
-                      .op = call_.op,
-                      .leaves = leaves,
-                      .numbers = table_.numbers(),
-                      .total = table_.total(),
-                      .outputs = outputs,
-                      .elements = elements,
-                      .divisor = call_.divisor,
-                      .prescale = call_.prescale,
-                      .postscale = call_.postscale});
+  const Reduction reduction{.dtype = call_.dtype,
+                            .result_dtype = call_.result_dtype,
+                            .op = call_.op,
+                            .leaves = leaves,
+                            .numbers = table_.numbers(),
+                            .total = table_.total(),
+                            .outputs = outputs,
+                            .elements = elements,
+                            .divisor = call_.divisor,
+                            .prescale = call_.prescale,
+                            .postscale = call_.postscale};
+  call_.epilogue ? reduce_with_epilogue(call_, offset, reduction, buffer_) : collective::reduce(reduction);
 }
 
 }  // namespace lockstep::collective

@@ -7,8 +7,15 @@
 
 #include "collective/call.hpp"
 #include "collective/leaf_table.hpp"
+#include "collective/reduce_kernel.hpp"
 
 namespace lockstep::collective {
+
+/// Carries out `reduction`, of which the first element is number `offset` of the whole tensor, and lets the call's
+/// epilogue change the result before it goes to the outputs. `buffer` is what the epilogue works on: outputs keep what
+/// they hold until it has seen it. Throws Error(aborted) when the epilogue throws.
+void reduce_with_epilogue(const Call& call, std::size_t offset, const Reduction& reduction,
+                          std::vector<std::byte>& buffer);
 
 /// REQUIRES: the call outlives it.
 class PartReducer {
@@ -24,12 +31,9 @@ class PartReducer {
               std::span<std::byte* const> outputs);
 
  private:
-  void reduce_plainly(std::size_t elements, std::span<const std::byte* const> leaves,
-                      std::span<std::byte* const> outputs) const;
-
   const Call& call_;
   LeafTable table_;
-  std::vector<std::byte> buffer_;  // what the epilogue works on: outputs keep what they hold until it has seen it
+  std::vector<std::byte> buffer_;  // of the epilogue
 };
 
 }  // namespace lockstep::collective

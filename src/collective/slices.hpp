@@ -8,7 +8,7 @@
 
 namespace lockstep::collective {
 
-/// The owned_slice of a party; none for one that has joined.
+/// The owned_slice of a party, or what the call says instead; none for one that has joined.
 ElementRange slice_of(const Call& call, std::size_t party);
 
 }  // namespace lockstep::collective

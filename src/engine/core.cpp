@@ -115,9 +115,7 @@ std::vector<Core::OperationPtr> Core::submit_together(std::vector<Request> reque
       operations.push_back(prepare(std::move(request), background));
       const Request& prepared = operations.back()->request;
       if (!prepared.input.name.empty() && !names.insert(operations.back()->key).second) {
-        throw Error(
-            ErrorCode::invalid_argument,
-            fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", prepared.input.name));
+        refuse_name_twice(prepared.input.name);
       }
     }
   } catch (const Error&) {
@@ -208,6 +206,11 @@ void Core::record_submission(Operation& operation) {
 }
 
 bool Core::is_forked_copy() const { return fork_generation_ != fork_generation(); }
+
+void Core::refuse_name_twice(const std::string& name) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("two tensors of one group are named '{}'. Give each a name of its own.", name));
+}
 
 void Core::refuse_name_in_flight(const std::string& name) {
   throw Error(

@@ -80,6 +80,9 @@ class Core {
   /// Several operations, all of them or, when one is refused, none.
   std::vector<OperationPtr> submit_together(std::vector<Request> requests, bool background = true);
 
+  /// The same for all-reduces whose results nobody asks for one by one: small ones may travel as one (packing.hpp).
+  std::vector<OperationPtr> submit_packed(std::vector<Request> requests, bool background);
+
   /// Submits, waits and throws the operation's error: a blocking call.
   void run_to_end(Request request);
 
@@ -171,6 +174,7 @@ class Core {
   // All below: REQUIRES mutex_.
   OperationPtr submit_locked(Request request, bool background);
   OperationPtr prepare(Request request, bool background);
+  void check_together(std::vector<Request>& requests);
   void tell_choice();
   void announce(const OperationPtr& operation);
   void enter(const OperationPtr& operation);
@@ -279,6 +283,7 @@ class Core {
   std::string text_of_deadlock();
   void end_world(const transport::Verdict& verdict);
   void refuse_if_unusable() const;
+  [[noreturn]] static void refuse_name_twice(const std::string& name);
   [[noreturn]] static void refuse_name_in_flight(const std::string& name);
   void assign_identity(Operation& operation);
   bool is_in_flight(NameKey key, const std::string& name) const;

@@ -126,7 +126,7 @@ Batch batch_of(std::span<const TensorPair> tensors, const ReduceOptions& options
 // a core from a peer.
 void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   const bool background = !options.epilogue;
-  Work(core_->submit_together(*batch_of(tensors, options).requests_, background), core_).wait();
+  Work(core_->submit_packed(*batch_of(tensors, options).requests_, background), core_).wait();
 }
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   return run_async(batch_of(tensors, options));

@@ -138,6 +138,7 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   call.result_dtype = request.result_dtype();
   call.total_leaves = request.leaves.total;
   call.epilogue = request.epilogue;
+  call.pack = request.pack.get();
   call.op = request.op;
   call.root = request.root >= 0 ? static_cast<int>(*members.index_of(request.root)) : -1;
   call.prescale = request.prescale;

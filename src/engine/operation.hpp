@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/algorithm.hpp"
+#include "collective/pack.hpp"
 #include "fusion/step_end.hpp"
 #include "lockstep/epilogue.hpp"
 #include "lockstep/error.hpp"
@@ -41,6 +42,8 @@ struct Request {
   std::size_t partials = 1;               ///< partial sums that follow each other at `input`
   std::optional<DType> rounded_to = {};   ///< reductions: type of the result, unless that of the input
   Epilogue epilogue = {};                 ///< reductions: may be none
+  std::shared_ptr<const collective::Pack> pack = {};  ///< what it stands for, where several travel as one (packing.hpp)
+  std::uint64_t pack_hash = 0;                        ///< of names and shapes in it
 
   DType result_dtype() const { return rounded_to.value_or(input.dtype); }
   std::size_t input_bytes() const { return partials * input.bytes(); }

@@ -188,6 +188,8 @@ void announce_in(transport::Notice& notice, const Request& request) {
     notice.detail.by_contributors = request.by_contributors ? 1 : 0;
     notice.detail.result_dtype = static_cast<std::int32_t>(request.result_dtype());
     notice.detail.has_epilogue = request.epilogue ? 1 : 0;
+    notice.detail.packed = request.pack ? request.pack->tensors.size() : 0;
+    notice.detail.packed_hash = request.pack_hash;
     notice.detail.total_leaves = request.leaves.total;
     notice.detail.first_leaf = request.leaves.first;
     notice.detail.leaf_count = request.leaves.count;

@@ -150,6 +150,9 @@ std::string text_of(const NoticeDetail& detail) {
     text += fmt::format(", rounded to {}", name_of(static_cast<DType>(detail.result_dtype)));
   }
   if (detail.has_epilogue != 0) text += ", with an epilogue";
+  if (detail.packed != 0) {
+    text += fmt::format(", {} tensors in one (names and shapes {:08x})", detail.packed, detail.packed_hash >> 32);
+  }
   return text;
 }
 

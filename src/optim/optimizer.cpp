@@ -89,17 +89,23 @@ void update_by(const optim::Rule& rule, const OptimizedTensor& tensor, std::size
   update_half(rule, tensor, offset, count, values);
 }
 
-void check_tensor(const OptimizerOptions& options, const OptimizedTensor& tensor) {
+void check_type(const OptimizedTensor& tensor) {
   if (tensor.dtype != DType::f32 && tensor.dtype != DType::f64 && !is_half(tensor.dtype)) {
     refuse(fmt::format("weights of type {}; they must be real floats", name_of(tensor.dtype)));
   }
   if (tensor.master != nullptr && !is_half(tensor.dtype)) {
     refuse(fmt::format("a copy in f32 is for 16-bit weights; these are {}", name_of(tensor.dtype)));
   }
+}
+
+// Of a tensor of which elements are to be updated: a rank that owns none needs no state.
+void check_state(const OptimizerOptions& options, const OptimizedTensor& tensor, std::size_t offset) {
   for (std::size_t i = 0; i < optimizer_state_count(options); ++i) {
     if (tensor.state[i] == nullptr)
       refuse(fmt::format("no memory for the state '{}'", optimizer_state_name(options, i)));
   }
+  if (offset < tensor.first)
+    refuse(fmt::format("element {} is before the first that has state, {}", offset, tensor.first));
 }
 
 optim::Rule checked_rule(const OptimizerOptions& options, std::int64_t step) {
@@ -166,23 +172,20 @@ const char* optimizer_state_name(const OptimizerOptions& options, std::size_t in
 void update_weights(const OptimizerOptions& options, std::int64_t step, const OptimizedTensor& tensor,
                     std::size_t offset, std::size_t count, void* values) {
   const optim::Rule rule = checked_rule(options, step);
-  check_tensor(options, tensor);
-  if (offset < tensor.first)
-    refuse(fmt::format("element {} is before the first that has state, {}", offset, tensor.first));
+  check_type(tensor);
+  check_state(options, tensor, offset);
   update_by(rule, tensor, offset, count, values);
 }
 
 Epilogue update_epilogue(const OptimizerOptions& options, std::int64_t step, std::vector<OptimizedTensor> tensors) {
   const optim::Rule rule = checked_rule(options, step);
-  for (const OptimizedTensor& tensor : tensors) check_tensor(options, tensor);
+  for (const OptimizedTensor& tensor : tensors) check_type(tensor);
   return [rule, tensors = std::move(tensors)](const ReducedSlice& slice) {
     if (slice.tensor >= tensors.size()) {
       refuse(fmt::format("tensor {} of the operation has no weights: {} were given", slice.tensor, tensors.size()));
     }
     const OptimizedTensor& tensor = tensors[slice.tensor];
-    if (slice.offset < tensor.first) {
-      refuse(fmt::format("element {} is before the first that has state, {}", slice.offset, tensor.first));
-    }
+    check_state(rule.options, tensor, slice.offset);
     update_by(rule, tensor, slice.offset, slice.count, slice.values);
   };
 }

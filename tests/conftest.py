@@ -9,10 +9,10 @@ import ranks
 os.environ.setdefault("LOCKSTEP_LIBRARY", str(ranks.LIBRARY))
 
 
-def _world(size, preload=""):
+def _world(size, preload="", hosts=()):
     if not ranks.LIBRARY.is_file():
         pytest.fail(f"{ranks.LIBRARY} is not there: build it with `make build`.")
-    world = ranks.Ranks(size, preload)
+    world = ranks.Ranks(size, preload, hosts)
     yield world
     world.close()
 
@@ -31,3 +31,14 @@ def preloaded():
 @pytest.fixture(scope="session")
 def three():
     yield from _world(3)
+
+
+@pytest.fixture(scope="session")
+def two_hosts():
+    """Two ranks that share no memory, as if each were on a host of its own."""
+    yield from _world(2, hosts=[0, 1])
+
+
+@pytest.fixture(scope="session")
+def three_on_two_hosts():
+    yield from _world(3, hosts=[0, 0, 1])

@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,28 @@ def start_rank(
     return subprocess.Popen(command, env=env, pass_fds=[secret], **options)
 
 
-def identity(rank: int, size: int, job: str) -> dict[str, str]:
-    """What `lockstep run` tells a rank of a job on one host, beside the secret."""
-    told = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-    return {f"LOCKSTEP_{key}": str(value) for key, value in (told | {"JOB": job}).items()}
+def identity(rank: int, size: int, job: str, hosts: Sequence[int] = ()) -> dict[str, str]:
+    """What `lockstep run` tells a rank of a job, beside the secret. `hosts`: for each rank on which it is, for the job.
+
+    Without them all are on one.
+    """
+    here = hosts or [0] * size
+    told = {
+        "RANK": rank,
+        "SIZE": size,
+        "LOCAL_RANK": here[:rank].count(here[rank]),
+        "LOCAL_SIZE": here.count(here[rank]),
+        "CROSS_RANK": here[rank],
+        "CROSS_SIZE": len(set(here)),
+        "JOB": job,
+    }
+    if hosts:
+        # An address of loopback that follows from the job, so that no two jobs meet at the same.
+        told |= {
+            "HOST_ID": f"host {here[rank]}",
+            "MEETING": f"127.{int(job[:2], 16) % 254 + 1}.{int(job[2:4], 16)}.9:7009",
+        }
+    return {f"LOCKSTEP_{key}": str(value) for key, value in told.items()}
 
 
 @contextlib.contextmanager
@@ -107,10 +125,10 @@ class Outcome:
 
 
 class _Rank:
-    def __init__(self, rank: int, size: int, secret: int, job: str, preload: str) -> None:
+    def __init__(self, rank: int, identity: dict[str, str], secret: int, preload: str) -> None:
         self.socket, theirs = socket.socketpair()
         env = environment(LD_PRELOAD=preload) if preload else environment()
-        self.process = rank_template.fork(env, identity(rank, size, job), theirs, secret)
+        self.process = rank_template.fork(env, identity, theirs, secret)
         theirs.close()
         self.rank = rank
         self.buffer = b""
@@ -138,9 +156,10 @@ class _Rank:
 class Ranks:
     """A world of `size` processes. They start at the first call, and anew after one that ended differently."""
 
-    def __init__(self, size: int, preload: str = "") -> None:
-        """preload: the value of LD_PRELOAD for its processes."""
+    def __init__(self, size: int, preload: str = "", hosts: Sequence[int] = ()) -> None:
+        """preload: the value of LD_PRELOAD for its processes. hosts: as if rank i were on host `hosts[i]`."""
         self.size = size
+        self._hosts = list(hosts)
         self._preload = preload
         self._ranks: list[_Rank] = []
 
@@ -161,7 +180,8 @@ class Ranks:
         if not self._ranks:
             secret = make_secret()
             job = secrets.token_hex(8)
-            self._ranks = [_Rank(r, self.size, secret, job, self._preload) for r in range(self.size)]
+            places = [identity(rank, self.size, job, self._hosts) for rank in range(self.size)]
+            self._ranks = [_Rank(rank, place, secret, self._preload) for rank, place in enumerate(places)]
             os.close(secret)
         file = inspect.getfile(function)
         self._pending = [Outcome() for _ in self._ranks]

@@ -248,6 +248,10 @@ _FUNCTIONS = {
     "ls_block_data": (c_void_p, [c_void_p]),
     "ls_block_place": (c_uint64, [c_void_p]),
     "ls_block_free": (None, [c_void_p]),
+    "ls_owned_slice": (
+        c_int,
+        [c_size_t, c_int32, c_size_t, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],
+    ),
     "ls_optimizer_state_count": (c_int, [POINTER(OptimizerOptions), POINTER(c_size_t)]),
     "ls_optimizer_state_name": (c_int, [POINTER(OptimizerOptions), c_size_t, POINTER(c_char_p)]),
     "ls_optimizer_update": (

@@ -355,6 +355,13 @@ class Engine:
                 self._abandoned.append((handle, memory))
 
 
+def owned_slice(elements: int, dtype: DType, index: int, ranks: int) -> tuple[int, int]:
+    """Which elements of a tensor an epilogue gets on the rank at that place: the first, and how many."""
+    offset, count = c_size_t(), c_size_t()
+    check(_c.library.ls_owned_slice(elements, dtype, index, ranks, byref(offset), byref(count)))
+    return offset.value, count.value
+
+
 # (engine, reference to a tensor, reference to the options) -> status. In place, and without a handle: `end_step` waits.
 all_reduce_in_step = _c.library.ls_all_reduce_in_step
 

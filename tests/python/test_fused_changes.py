@@ -137,12 +137,12 @@ def thaw():
         for number in range(6):
             if number == 3:
                 if distributed:
-                    frozen = len(optimizer._update._memory)
+                    frozen = len(optimizer._update.state.memory)
                 model[0].weight.requires_grad_(True)
             step(model, optimizer, number)
         results.append([p.detach().clone() for p in model.parameters()])
         if distributed:
-            grown = len(optimizer._update._memory)
+            grown = len(optimizer._update.state.memory)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     return frozen, grown

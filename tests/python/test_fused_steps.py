@@ -480,8 +480,9 @@ def compare_course(course, variant):
 
 @pytest.mark.parametrize("variant", ["momentum", "adam"])
 @pytest.mark.parametrize("course", COURSES)
-def test_what_programs_do_with_optimizers(two, course, variant):
-    check_compared(two.values(compare_course, course, variant))
+@pytest.mark.parametrize("world", ["two", "two_hosts"])
+def test_what_programs_do_with_optimizers(world, course, variant, request):
+    check_compared(request.getfixturevalue(world).values(compare_course, course, variant))
 
 
 def compare_accumulation():
@@ -687,8 +688,9 @@ def disagree(what):
 
 
 @pytest.mark.parametrize("what", ["lr", "step"])
-def test_ranks_that_mean_different_updates_all_hear_of_it(two, what):
-    for outcome in two.outcomes(disagree, what):
+@pytest.mark.parametrize("world", ["two", "two_hosts"])
+def test_ranks_that_mean_different_updates_all_hear_of_it(world, what, request):
+    for outcome in request.getfixturevalue(world).outcomes(disagree, what):
         assert outcome.error == "MismatchError" and "DistributedOptimizer" in outcome.message
 
 

@@ -38,6 +38,9 @@ class DistributedAdasum(torch.optim.Optimizer):
         """Changes nothing: see `synchronize`."""
         yield
 
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Does nothing: every rank has all of its state."""
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps as the wrapped class does, and joins what that changed over all ranks."""
         if self._alone:

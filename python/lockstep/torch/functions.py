@@ -53,7 +53,7 @@ def broadcast_optimizer_state(
     if world.rank() == root_rank:
         try:
             outline = json.dumps(_encode(optimizer.state_dict(), tensors))
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:  # what cannot travel, or is not all here
             failure = str(error)
     # The root's failure travels too: otherwise the others would wait for tensors that never come.
     outline, failure = (_broadcast_text(text, root_rank, process_set) for text in (outline, failure))

@@ -2,7 +2,8 @@
 
 Each rank reduces a slice of every gradient, applies the optimizer to that slice, and writes the new weights to all
 ranks. So each of p ranks does 1/p of the optimizer's work, the reduced gradient never leaves the cache, and the state
-exists once per host. Nothing travels before `step`; `p.grad` stays what backward has made of it on this rank.
+exists once per host (fused_state.py) or, where ranks share no memory, once in all (sharded_state.py). Nothing travels
+before `step`; `p.grad` stays what backward has made of it on this rank.
 
 A step is two operations: a small one, in which ranks tell each other which parameters have gradients and whether they
 mean the same update, and the update itself. Slices of all ranks are written by all ranks, so what one rank alone
@@ -21,67 +22,30 @@ from typing import Any
 import torch
 
 from lockstep import _c, world
-from lockstep.engine import DType, Engine, ReduceOp, ReduceOptions, make_tensor
+from lockstep.engine import Engine, ReduceOp, ReduceOptions, make_tensor
 from lockstep.errors import MismatchError
 from lockstep.process_sets import check_agreement, global_process_set
 from lockstep.torch import fused_rules
-from lockstep.torch.fused_memory import move_into_heap, padded, private_memory, view_of
+from lockstep.torch.fused_memory import move_into_heap
+from lockstep.torch.fused_slot import Slot
+from lockstep.torch.fused_state import HostState
 from lockstep.torch.presence import Presence, Unused
-from lockstep.torch.tensors import dtype_of, key_of
+from lockstep.torch.sharded_state import ShardedState
+from lockstep.torch.tensors import dtype_of
 
 MOST_RANKS = 255  # whose numbers fit a byte
+SPREAD = (
+    "the ranks are on several hosts, or share no memory: each would keep only its own part of the optimizer's state, "
+    "and state_dict() would need consolidate_state_dict() on all ranks before; fused=True chooses that"
+)
 _MASK = (1 << 64) - 1
-_NO_ROOM = -1  # instead of a place
-
-
-class _Slot:
-    """A parameter, and where the parts of its update are."""
-
-    __slots__ = (
-        "address", "begun", "contiguous", "count", "dtype", "entry", "group", "index", "key", "name", "names",
-        "parameter", "shape", "step", "stride", "views",
-    )  # fmt: skip
-
-    def __init__(self, parameter: torch.Tensor, name: str, key: str, group: int, index: int) -> None:
-        self.parameter = parameter
-        self.name = name
-        self.key = key_of("update", key)
-        self.group = group
-        self.index = index
-        self.dtype = parameter.dtype
-        self.contiguous = parameter.is_contiguous()
-        self.shape = parameter.shape
-        self.stride = parameter.stride()
-        self.count = parameter.numel()
-        self.address = 0  # of the weights
-        self.names: tuple[str, ...] = ()  # of its states
-        self.views: list[torch.Tensor] = []  # its states, in the memory of the host; none before it has a gradient
-        self.step: torch.Tensor | None = None  # what the optimizer's state shows of its steps
-        self.entry: dict[str, Any] | None = None  # what the optimizer's state has for it
-        self.begun = False  # it has state: it was updated before, or has loaded some
-
-    def fits(self, gradient: torch.Tensor) -> bool:
-        if gradient.dtype is not self.dtype or gradient.layout is not torch.strided:
-            return False
-        return gradient.is_contiguous() if self.contiguous else gradient.stride() == self.stride
-
-    def gradient(self) -> torch.Tensor:
-        """What this rank adds to the sum, laid out as the weights are."""
-        gradient = self.parameter.grad
-        if gradient is None:
-            # Minus zero is the one number that changes no bit of what it is added to.
-            return torch.full_like(self.parameter, -0.0, requires_grad=False)
-        if self.fits(gradient):
-            return gradient
-        dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
-        return torch.empty_like(self.parameter, requires_grad=False).copy_(dense)
 
 
 class _Plan:
     """The operands of an update of certain parameters, as the engine takes them. Kept while the same take part."""
 
     def __init__(
-        self, slots: Sequence[_Slot], options: Sequence[_c.OptimizerOptions], reduce_options: ReduceOptions
+        self, slots: Sequence[Slot], options: Sequence[_c.OptimizerOptions], reduce_options: ReduceOptions
     ) -> None:
         self.slots = slots
         self.parameters = [slot.parameter for slot in slots]
@@ -103,6 +67,7 @@ class _Plan:
         for slot, _, _, tensor in self._operands:
             tensor.struct_size = ctypes.sizeof(_c.OptimizedTensor)
             tensor.dtype = dtype_of(slot.dtype)
+            tensor.first = slot.first
             tensor.options = ctypes.pointer(options[slot.group])
             for index, view in enumerate(slot.views):
                 tensor.state[index] = view.data_ptr()
@@ -140,7 +105,9 @@ class FusedUpdate:
         prefix: str,
         *,
         sparse_as_dense: bool,
+        may_shard: bool,
     ) -> None:
+        """may_shard: each rank may keep a part of the state by itself, where ranks share no memory."""
         self._optimizer: Any = weakref.proxy(optimizer)  # which holds this
         self._kind = kind
         self._names = names
@@ -149,20 +116,16 @@ class FusedUpdate:
         self._sparse_as_dense = sparse_as_dense
         self._presence = Presence(f"{prefix}gradients_present", global_process_set)
         self._unused = Unused(global_process_set)
-        self._place_key = key_of("broadcast", f"{prefix}place_of_state")
         self._engine: Engine | None = None
         self._size = 0
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._ids: list[list[int]] = []  # of parameters, by group
         self._reason = ""  # why the parameters cannot be updated here
         self._structure = 0
         self._options: list[fused_rules.Options] = []
         self._structs: list[_c.OptimizerOptions] = []
-        self._counts = torch.zeros(0)  # of steps, by slot; the optimizer's state has views of it
-        self._memory: Any = None  # of the state
-        self._origin = (0, _NO_ROOM)  # of the memory
-        self._layout: tuple[Any, ...] = ()
-        self._settled = False  # the state is in the memory of the host
+        self._may_shard = may_shard
+        self.state = HostState(self._optimizer, kind, prefix)
         self._plan: _Plan | None = None
         self._refresh()
 
@@ -176,8 +139,7 @@ class FusedUpdate:
         options = [fused_rules.options_of(self._kind, group) for group in self._optimizer.param_groups]
         if options != self._options:
             self._take_options(options)
-        if self._settled and not self._is_settled():
-            self._settled = False
+        self.state.look()
         taking_part, reason = self._agree()
         if reason:
             return reason
@@ -187,35 +149,11 @@ class FusedUpdate:
             self._update(self._plan, reduced)
         return ""
 
-    def copied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state_dict that nobody else changes: the memory of the host belongs to all ranks, and goes on changing."""
-        shared = {id(slot.entry) for slot in self._slots if slot.entry is not None}
-        entries = {
-            key: {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in entry.items()}
-            if id(entry) in shared
-            else entry
-            for key, entry in state["state"].items()
-        }
-        return {**state, "state": entries}
-
-    def keep_precision(self, state: dict[str, Any]) -> None:
-        """After `load_state_dict`, which rounds the state of 16-bit weights to 16 bits: takes it as it was given."""
-        numbers = [number for group in state["param_groups"] for number in group["params"]]
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for name, value in state["state"].get(number, {}).items():
-                if name != "step" and isinstance(value, torch.Tensor) and parameter.dtype.itemsize == 2:
-                    self._optimizer.state[parameter][name] = value.detach().clone()
-
-    def give_back_state(self) -> None:
-        """The optimizer goes on by itself: it gets state of its own, as PyTorch would have it."""
-        for slot in self._slots:
-            if slot.entry is None or self._optimizer.state.get(slot.parameter) is not slot.entry:
-                continue
-            for name, value in slot.entry.items():
-                if isinstance(value, torch.Tensor):
-                    dtype = value.dtype if name == "step" else slot.dtype
-                    slot.entry[name] = value.to(dtype, copy=True)
+    def consolidate(self, to: int | None) -> None:
+        """Lets `state_dict` have the whole state on rank `to`, or on all ranks, which all call it."""
+        self._refresh()
+        if not self._reason:
+            self.state.consolidate(to)
 
     # How it works: what is there.
 
@@ -234,29 +172,37 @@ class FusedUpdate:
                 self._place(slot)
 
     def _take_parameters(self, engine: Engine) -> None:
-        if engine is not self._engine:
-            self._memory, self._origin = None, (0, _NO_ROOM)  # the optimizer's state holds that of the old world
         self._engine, self._size = engine, engine.size
         self._reason = fused_rules.reason_against_groups(self._optimizer.param_groups)
+        if not self._reason and is_spread(engine) and not self._may_shard:
+            self._reason = SPREAD
         if self._reason:
             return
         self._slots = []
         for number, group in enumerate(self._optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 name = self._names.get(parameter, f"group{number}.parameter{place}")
-                self._slots.append(_Slot(parameter, name, self._prefix + name, number, len(self._slots)))
+                self._slots.append(Slot(parameter, name, self._prefix + name, number, len(self._slots)))
         self._ids = _ids_of(self._optimizer.param_groups)
         shapes = [(slot.name, str(slot.dtype), slot.count, slot.stride, slot.group) for slot in self._slots]
         digest = hashlib.blake2b(repr((self._kind, shapes)).encode(), digest_size=8).digest()
         self._structure = int.from_bytes(digest, "little")
         for slot in self._slots:
             self._place(slot)
+        self._choose_state(engine)
+        self.state.take(self._slots, engine)
         self._structs = [_c.OptimizerOptions() for _ in self._optimizer.param_groups]
         self._options = []
-        self._settled = False
         self._plan = None
 
-    def _place(self, slot: _Slot) -> None:
+    def _choose_state(self, engine: Engine) -> None:
+        kind = ShardedState if is_spread(engine) else HostState
+        if type(self.state) is kind:
+            return
+        self.state.leave()
+        self.state = kind(self._optimizer, self._kind, self._prefix)
+
+    def _place(self, slot: Slot) -> None:
         assert self._engine is not None
         move_into_heap(slot.parameter, self._engine)
         slot.address = slot.parameter.data_ptr()
@@ -268,28 +214,28 @@ class FusedUpdate:
         for slot in self._slots:
             if slot.names != names[slot.group]:
                 slot.names = names[slot.group]
-                self._settled = False
+                self.state.settled = False
         self._options = options
 
     # How it works: what ranks agree on.
 
-    def _agree(self) -> tuple[list[_Slot], str]:
+    def _agree(self) -> tuple[list[Slot], str]:
         """Who takes part, or why there can be no update. Ends with the state where all ranks find it."""
         gradients = [slot.parameter.grad for slot in self._slots]
         sparse = False
         if not self._sparse_as_dense:
             sparse = any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients)
         present = bytes([gradient is not None for gradient in gradients])
-        unsettled = not self._settled
+        unsettled = not self.state.settled
         first = 0
         if self._size > 1:
             present, sparse, unsettled, first = self._exchange(present, sparse)
         if sparse:
             return [], "a gradient is sparse; sparse_as_dense=True makes it dense"
-        # Room for state is only for parameters that have a gradient somewhere. All ranks know the same of that.
-        roomless = any(a and s.names and not s.views for s, a in zip(self._slots, present, strict=True))
-        if (unsettled or roomless) and not self._settle(first, present):
-            return [], "the heap has no room for the state; LOCKSTEP_HEAP_BYTES or a memory limit is too low"
+        if unsettled or self.state.lacks_room(present):
+            self._plan = None
+            if not self.state.settle(first, present):
+                return [], "the heap has no room for the state; LOCKSTEP_HEAP_BYTES or a memory limit is too low"
         taking_part = [slot for slot, anywhere in zip(self._slots, present, strict=True) if anywhere]
         if taking_part and len(taking_part) < len(self._slots):
             pairs = zip(self._slots, present, strict=True)
@@ -303,30 +249,30 @@ class FusedUpdate:
         assert self._engine is not None
         # The greatest of a number and of its complement are complements of each other where all ranks have it.
         number = self._update_number()
-        marks = bytes([sparse, not self._settled, MOST_RANKS - self._engine.rank])
+        marks = bytes([sparse, not self.state.settled, MOST_RANKS - self._engine.rank])
+        if isinstance(self.state, ShardedState):
+            marks += bytes(rank == self._engine.rank for rank in range(self._size))
         told = present + marks + struct.pack("<QQ", number, number ^ _MASK)
         heard = self._presence.exchange(told + bytes(len(told) % 2))
         count = len(present)
         greatest, complement = struct.unpack_from("<QQ", heard, count + len(marks))
         if greatest != complement ^ _MASK:
             self._say_who_disagrees()
+        if isinstance(self.state, ShardedState):
+            _refuse_without(heard[count + 3 : count + 3 + self._size])
         return heard[:count], bool(heard[count]), bool(heard[count + 1]), MOST_RANKS - heard[count + 2]
 
     def _update_number(self) -> int:
         """The same on ranks that are about to make the same update."""
-        if self._settled:
-            past: tuple[Any, ...] = (*self._counts.tolist(), *(slot.begun for slot in self._slots))
-        else:
-            past = (*map(self._steps_so_far, self._slots), *map(self._has_begun, self._slots))
-        return hash((self._structure, tuple(self._options), past)) & _MASK
+        return hash((self._structure, tuple(self._options), self.state.past())) & _MASK
 
     def _say_who_disagrees(self) -> None:
         texts = []
         for number, group in enumerate(self._optimizer.param_groups):
             plain = {key: value for key, value in group.items() if isinstance(value, (int, float, tuple))}
             texts.append(f"group {number} {plain}")
-        begun = [slot for slot in self._slots if self._has_begun(slot)]
-        steps = sorted({self._steps_so_far(slot) for slot in begun})
+        begun = [slot for slot in self._slots if self.state.has_begun(slot)]
+        steps = sorted({self.state.steps_so_far(slot) for slot in begun})
         texts.append(f"{len(self._slots)} parameters, {len(begun)} of them with state, steps {steps}")
         check_agreement("the step of DistributedOptimizer", "; ".join(texts))
         raise MismatchError(
@@ -334,152 +280,37 @@ class FusedUpdate:
             "parameters, or about how many steps each of them has made."
         )
 
-    # How it works: where the state is.
-
-    def _entry_of(self, slot: _Slot) -> dict[str, Any]:
-        return self._optimizer.state.get(slot.parameter) or {}
-
-    def _steps_so_far(self, slot: _Slot) -> float:
-        return float(self._entry_of(slot).get("step", 0.0))
-
-    def _has_begun(self, slot: _Slot) -> bool:
-        entry = self._entry_of(slot)
-        return any(entry.get(name) is not None for name in slot.names)
-
-    def _is_settled(self) -> bool:
-        """Whether the optimizer's state is still what the last step has left there."""
-        state = self._optimizer.state
-        for slot in self._slots:
-            entry = state.get(slot.parameter)
-            if entry is not slot.entry and (entry or slot.entry):
-                return False
-            if slot.begun and slot.entry is not None and not self._is_shown(slot, slot.entry):
-                return False
-        return True
-
-    def _is_shown(self, slot: _Slot, entry: dict[str, Any]) -> bool:
-        if slot.step is not None and entry.get("step") is not slot.step:
-            return False
-        return all(entry.get(name) is view for name, view in zip(slot.names, slot.views, strict=True))
-
-    def _settle(self, first: int, present: bytes) -> bool:
-        """Brings the state into the memory of the host; all ranks do so at the same time. False: there is no room.
-
-        Rank `first` writes what it has. The others have the same, which they have loaded, or have got by
-        broadcast_optimizer_state, or they have nothing yet; so what they have is forgotten. All are in their steps and
-        read nothing meanwhile, and go on when it has been written.
-        """
-        layout, length = self._lay_out(present)
-        self._counts = torch.tensor([self._steps_so_far(slot) for slot in self._slots], dtype=_step_dtype())
-        for slot in self._slots:
-            slot.begun = self._has_begun(slot)
-        fresh = self._memory is None or layout != self._layout
-        if self._size == 1:
-            self._write_state(layout, private_memory(length) if fresh else self._memory)
-        elif not self._share_state(layout, length, fresh, first):
-            return False
-        self._layout = layout
-        for slot in self._slots:
-            slot.entry = self._optimizer.state.get(slot.parameter) or None
-            if slot.begun:
-                self._show_state(slot)
-        self._settled = True
-        self._plan = None
-        return True
-
-    def _lay_out(self, present: bytes) -> tuple[tuple[tuple[Any, ...], ...], int]:
-        """For each parameter where its states begin and how far they are apart; and how long all of it is."""
-        layout, length = [], 0
-        for slot, anywhere in zip(self._slots, present, strict=True):
-            size = padded(slot.count * fused_rules.state_dtype(slot.dtype).itemsize)
-            names = slot.names if anywhere or slot.views or self._has_begun(slot) else ()
-            layout.append((length, size, names, slot.dtype, slot.shape, slot.stride))
-            length += size * len(names)
-        return tuple(layout), max(length, 1)
-
-    def _share_state(self, layout: tuple[tuple[Any, ...], ...], length: int, fresh: bool, first: int) -> bool:
-        engine, memory = self._engine, self._memory
-        assert engine is not None
-        origin = (ctypes.c_int64 * 2)(*self._origin)  # who has made the block, and where it is
-        if engine.rank == first:
-            if fresh:
-                block = engine.make_block(length, users=engine.size)
-                origin[:] = (first, block.place) if block is not None else (first, _NO_ROOM)
-                memory = block.memory if block is not None else None
-            if memory is not None:
-                self._write_state(layout, memory)
-        view = make_tensor(ctypes.addressof(origin), DType.I64, (2,), self._place_key)
-        engine.broadcast(view, first, origin).wait()
-        owner, place = origin
-        if place == _NO_ROOM:
-            return False
-        if engine.rank != first:
-            if (owner, place) != self._origin:
-                memory = engine.open_block(owner, place, length).memory
-            self._view_state(layout, memory)
-        self._origin = owner, place
-        return True
-
-    def _view_state(self, layout: tuple[tuple[Any, ...], ...], memory: Any) -> None:
-        self._memory = memory
-        for slot, (offset, size, names, *_) in zip(self._slots, layout, strict=True):
-            dtype = fused_rules.state_dtype(slot.dtype)
-            slot.views = [view_of(memory, offset + i * size, slot.parameter, dtype) for i in range(len(names))]
-
-    def _write_state(self, layout: tuple[tuple[Any, ...], ...], memory: Any) -> None:
-        """As `_view_state`, and fills it with what the optimizer has."""
-        before = [
-            [self._entry_of(slot).get(name) for name in names]
-            for slot, (_, _, names, *_) in zip(self._slots, layout, strict=True)
-        ]
-        self._view_state(layout, memory)
-        for slot, values in zip(self._slots, before, strict=True):
-            for view, value in zip(slot.views, values, strict=True):
-                if value is None:
-                    view.fill_(fused_rules.first_state(self._kind, self._optimizer.param_groups[slot.group]))
-                elif value.data_ptr() != view.data_ptr():
-                    view.copy_(value)
-
-    def _show_state(self, slot: _Slot) -> None:
-        """In the optimizer's state, by PyTorch's names."""
-        entry = self._optimizer.state[slot.parameter]
-        if fused_rules.counts_steps(self._kind):
-            entry["step"] = slot.step = self._counts[slot.index]
-        for name, view in zip(slot.names, slot.views, strict=True):
-            entry[name] = view
-        slot.entry = entry
-
     # How it works: the update.
 
     def _update(self, plan: _Plan, reduced: bool) -> None:
         assert self._engine is not None
-        if fused_rules.counts_steps(self._kind):
-            steps = [int(count) + 1 for count in self._counts.tolist()]
-        else:
-            steps = [2 if slot.begun else 1 for slot in self._slots]  # with a past, or without one
-        kept = plan.take(steps)
+        kept = plan.take(self.state.next_steps())
         if plan.count > 0:
             options = plan.choosing if reduced or self._size == 1 else plan.reducing
             self._engine.update(plan.gradients, plan.weights, plan.count, options)
         del kept
         _note_change(plan.parameters)
-        if fused_rules.counts_steps(self._kind):
-            if len(plan.slots) == len(self._slots):
-                self._counts.add_(1)
-            else:
-                self._counts[plan.indices] += 1
-        for slot in plan.slots:
-            if slot.names and not slot.begun:
-                slot.begun = True
-                self._show_state(slot)
+        self.state.note_update(plan.slots, plan.indices)
+
+
+def is_spread(engine: Engine) -> bool:
+    """Whether the ranks do not all share memory, so that there is no one place for the state."""
+    return engine.size > 1 and not engine.shares_memory
+
+
+def _refuse_without(present: bytes) -> None:
+    """A rank that has joined keeps its part of the state for itself, and the others cannot do its part."""
+    absent = [str(rank) for rank, there in enumerate(present) if not there]
+    if absent:
+        raise RuntimeError(
+            f"Lockstep: a step without rank {', '.join(absent)}, which has joined: with fused=True and ranks on "
+            f"several hosts each rank keeps a part of the optimizer's state, so all of them must make every step. Use "
+            f"fused=False where ranks join, or give all of them the same number of batches."
+        )
 
 
 def _ids_of(groups: list[dict[str, Any]]) -> list[list[int]]:
     return [[id(parameter) for parameter in group["params"]] for group in groups]
-
-
-def _step_dtype() -> torch.dtype:
-    return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
 def _note_change(tensors: list[torch.Tensor]) -> None:

@@ -23,9 +23,10 @@ from lockstep.torch import fused_rules
 from lockstep.torch.adasum import DistributedAdasum
 from lockstep.torch.amp import make_scalers_wait
 from lockstep.torch.compression import Compression, Compressor
-from lockstep.torch.fused import MOST_RANKS, FusedUpdate
+from lockstep.torch.fused import MOST_RANKS, SPREAD, FusedUpdate, is_spread
 from lockstep.torch.reducer import Reducer
 from lockstep.torch.reduction import Adasum, Average, Sum
+from lockstep.torch.sharded_state import ShardedState
 from lockstep.torch.shared_weights import share
 
 Closure = Callable[[], Any]
@@ -63,8 +64,9 @@ def DistributedOptimizer(
     sparse_as_dense: sparse gradients travel as dense ones, which is faster when most rows are used.
     process_set: the ranks that train together. On ranks outside it the optimizer steps by itself.
     fused: whether gradients are reduced and weights updated in one pass, of which each rank does its part
-        (lockstep/torch/fused.py). None: where that is possible. `p.grad` then stays this rank's own gradient. True: it
-        is an error where it is not possible. False: never.
+        (lockstep/torch/fused.py). None: where that is possible, and all ranks are on one host. `p.grad` then stays
+        this rank's own gradient. True: also on several hosts, where each rank then keeps only its own part of the
+        optimizer's state (see `consolidate_state_dict`); it is an error where it is not possible. False: never.
     share_weights: the ranks of this host keep one copy of weights and optimizer state, in place of one each, which the
         reduction itself updates. For one host, and the optimizers SGD, Adam, AdamW, Adagrad and RMSprop. Parameters
         become read-only: see `modify`.
@@ -103,7 +105,7 @@ def DistributedOptimizer(
     reducer = update = None
     reason = "fused=False"
     if fused is not False:
-        reason = _reason_against_fusing(optimizer, compression, groups, process_set)
+        reason = _reason_against_fusing(optimizer, compression, groups, process_set, may_shard=fused is True)
         if reason:
             _step_plainly(reason, fused)
     scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
@@ -124,7 +126,9 @@ def DistributedOptimizer(
         kind_number = fused_rules.kind_of(optimizer)
         assert kind_number is not None
         options = reduce_options(op, *scales)
-        update = FusedUpdate(wrapped, kind_number, names, options, prefix, sparse_as_dense=sparse_as_dense)
+        update = FusedUpdate(
+            wrapped, kind_number, names, options, prefix, sparse_as_dense=sparse_as_dense, may_shard=fused is True
+        )
         wrapped._fuse(update, must=fused is True)
     if groups is not None:
         wrapped._let_travel_together(groups)
@@ -164,6 +168,11 @@ class _Distributed(torch.optim.Optimizer):
     @property
     def backward_passes_per_step(self) -> int:
         return self._passes
+
+    @property
+    def keeps_part_of_state(self) -> bool:
+        """Whether this rank has only a part of the optimizer's state: see `consolidate_state_dict`."""
+        return self._update is not None and isinstance(self._update.state, ShardedState)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         self._passes = _check_passes(passes)
@@ -208,12 +217,25 @@ class _Distributed(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = super().state_dict()
-        return state if self._update is None else self._update.copied(state)
+        return state if self._update is None else self._update.state.copied(state)
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Lets `state_dict` on rank `to` have the whole state; None or -1: on all ranks. Call it on all ranks.
+
+        It is needed where each rank keeps a part of the state (fused=True, on several hosts), and lasts until the next
+        step. Elsewhere it does nothing.
+        """
+        if to == -1:
+            to = None
+        if to is not None and not 0 <= to < world.size():
+            raise ValueError(f"Lockstep: consolidate_state_dict(to={to}): there are ranks 0 to {world.size() - 1}.")
+        if self._update is not None:
+            self._update.consolidate(to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self._update is not None:
-            self._update.keep_precision(state_dict)
+            self._update.state.keep_precision(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._reducer is not None:
@@ -271,7 +293,7 @@ class _Distributed(torch.optim.Optimizer):
         """eagerly: from now on gradients travel while backward runs."""
         assert self._update is not None
         _step_plainly(reason, self._must_fuse or None)
-        self._update.give_back_state()
+        self._update.state.give_back()
         self._update = None
         if self._reducer is not None:
             self._reducer.lazy = False
@@ -330,6 +352,8 @@ def _reason_against_fusing(
     compression: type[Compressor] | None,
     groups: int | Sequence[Sequence[torch.Tensor]] | None,
     process_set: ProcessSet,
+    *,
+    may_shard: bool,
 ) -> str:
     """Why reduction and update cannot be one pass; nothing where they can. The same on all ranks."""
     if compression not in (None, Compression.none):
@@ -339,10 +363,8 @@ def _reason_against_fusing(
     if process_set is not global_process_set:
         return "not all ranks train together"
     engine = world.engine()
-    if engine.local_size != engine.size:
-        return "the ranks are on several hosts"
-    if engine.size > 1 and not engine.shares_memory:
-        return "the ranks share no memory"
+    if is_spread(engine) and not may_shard:
+        return SPREAD
     if engine.size > MOST_RANKS:
         return f"there are more than {MOST_RANKS} ranks"
     return fused_rules.reason_against(optimizer)

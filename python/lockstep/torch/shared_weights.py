@@ -259,6 +259,9 @@ class Sharing(torch.optim.Optimizer):
         self._shared.show_state(self.state)
         return loss
 
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Does nothing: all of the state is where every rank reads it."""
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's. Every rank calls it; what all get is the state of rank 0."""
         super().load_state_dict(state_dict)

@@ -32,6 +32,12 @@ def join_uneven(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None 
             "Lockstep: with share_weights=True every rank takes part in every step, so join_uneven cannot let one "
             "wait. Give all ranks the same number of batches, or leave share_weights out."
         )
+    if getattr(optimizer, "keeps_part_of_state", False):
+        raise InvalidArgumentError(
+            "Lockstep: with fused=True and ranks on several hosts each rank keeps a part of the optimizer's state and "
+            "takes part in every step, so join_uneven cannot let one wait. Use fused=False, or give all ranks the same "
+            "number of batches."
+        )
     process_set: ProcessSet = getattr(optimizer, "process_set", global_process_set)
     yield
     if not process_set.included():

@@ -125,8 +125,9 @@ Batch batch_of(std::span<const TensorPair> tensors, const ReduceOptions& options
 // With an epilogue each rank does its own part, so its caller, who waits, does it: the engine's thread would only take
 // a core from a peer.
 void Engine::all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options) {
-  const bool background = !options.epilogue;
-  Work(core_->submit_packed(*batch_of(tensors, options).requests_, background), core_).wait();
+  const Batch batch = batch_of(tensors, options);
+  if (!options.epilogue) return Work(core_->submit_together(*batch.requests_), core_).wait();
+  Work(core_->submit_packed(*batch.requests_, /*background=*/false), core_).wait();
 }
 Work Engine::all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options) {
   return run_async(batch_of(tensors, options));

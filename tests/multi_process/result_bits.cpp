@@ -149,6 +149,39 @@ class Report {
     }
   }
 
+  // Gradients in, weights out: each rank updates what it owns, and has state for that alone.
+  void updates() {
+    const OptimizerOptions adam{.kind = OptimizerKind::adam, .learning_rate = 0.01};
+    std::vector<Values> weights;
+    std::vector<std::vector<float>> state;
+    std::vector<OptimizedTensor> tensors;
+    for (int i = 0; i < 12; ++i) {
+      weights.emplace_back(i % 3 == 0 ? DType::bf16 : DType::f32, 1 + i * i * 997, 3, i);
+      const TensorView view = weights.back().view({});
+      const ElementRange mine =
+          owned_slice(static_cast<std::size_t>(view.elements()), view.dtype, static_cast<std::size_t>(engine_.rank()),
+                      static_cast<std::size_t>(engine_.size()));
+      for (int which = 0; which < 2; ++which) state.emplace_back(mine.count);
+      tensors.push_back({.weights = view.data,
+                         .dtype = view.dtype,
+                         .first = mine.offset,
+                         .state = {state[state.size() - 2].data(), state.back().data()}});
+    }
+    for (int step = 1; step <= 3; ++step) {
+      std::vector<Values> gradients;
+      std::vector<TensorPair> pairs;
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        const std::string name = "weights " + std::to_string(i);
+        const TensorView to = weights[i].view(name);
+        gradients.emplace_back(to.dtype, to.shape[0], to.shape[1], engine_.rank() * 100 + step);
+        pairs.push_back({gradients.back().view(name), to});
+      }
+      engine_.all_reduce(pairs, {.op = ReduceOp::average, .epilogue = update_epilogue(adam, step, tensors)});
+      for (const TensorPair& pair : pairs)
+        tell("update " + std::to_string(step) + ", " + pair.output.name, pair.output);
+    }
+  }
+
   // The last operations of the others go on without those that have joined.
   void join() {
     for (int round = 0; round < engine_.rank(); ++round)
@@ -182,6 +215,7 @@ int main() try {
   report.moves();
   report.group();
   report.steps();
+  report.updates();
   report.join();
   return 0;
 } catch (const std::exception& error) {

@@ -172,6 +172,8 @@ class FusedUpdate:
                 self._place(slot)
 
     def _take_parameters(self, engine: Engine) -> None:
+        # Until all of it is done: after an error, the next step begins anew.
+        self._ids = []
         self._engine, self._size = engine, engine.size
         self._reason = fused_rules.reason_against_groups(self._optimizer.param_groups)
         if not self._reason and is_spread(engine) and not self._may_shard:
@@ -183,7 +185,6 @@ class FusedUpdate:
             for place, parameter in enumerate(group["params"]):
                 name = self._names.get(parameter, f"group{number}.parameter{place}")
                 self._slots.append(Slot(parameter, name, self._prefix + name, number, len(self._slots)))
-        self._ids = _ids_of(self._optimizer.param_groups)
         shapes = [(slot.name, str(slot.dtype), slot.count, slot.stride, slot.group) for slot in self._slots]
         digest = hashlib.blake2b(repr((self._kind, shapes)).encode(), digest_size=8).digest()
         self._structure = int.from_bytes(digest, "little")
@@ -194,6 +195,7 @@ class FusedUpdate:
         self._structs = [_c.OptimizerOptions() for _ in self._optimizer.param_groups]
         self._options = []
         self._plan = None
+        self._ids = _ids_of(self._optimizer.param_groups)
 
     def _choose_state(self, engine: Engine) -> None:
         kind = ShardedState if is_spread(engine) else HostState

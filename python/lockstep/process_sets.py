@@ -169,8 +169,11 @@ def _forget_all() -> None:
 world.at_shutdown(_forget_all)
 
 
-def check_agreement(operation: str, value: object) -> None:
-    """Waits for all ranks and raises on all of them unless they gave the same value."""
+def check_agreement(operation: str, value: object) -> int:
+    """Waits for all ranks and raises on all of them unless they gave the same value.
+
+    Returns how many they were: some may have joined.
+    """
     mine = json.dumps(value).encode() + b"\n"
     buffer = ctypes.create_string_buffer(mine, len(mine))
     view = make_tensor(ctypes.addressof(buffer), DType.U8, (len(mine),), operation.encode())
@@ -179,3 +182,4 @@ def check_agreement(operation: str, value: object) -> None:
     if len(set(given)) > 1:
         told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(given))
         raise MismatchError(f"Lockstep: the ranks disagree in {operation}: {told}. All ranks must make the same calls.")
+    return len(given)

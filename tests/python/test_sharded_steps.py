@@ -339,6 +339,49 @@ def test_parts_that_no_longer_fit_are_refused(two_hosts):
         assert outcome.error == "RuntimeError" and "load_state_dict() after the change" in outcome.message
 
 
+def load_after_the_refusal():
+    """What was refused can be mended, by what the message says."""
+    model, optimizer = wrapped("adam")
+    train(model, optimizer, 2)
+    optimizer.consolidate_state_dict(to=None)
+    kept = optimizer.state_dict()
+    model.to(torch.bfloat16)
+    if optimizer.keeps_part_of_state:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="after the change"):
+                train(model, optimizer, 1, first=2)
+    optimizer.load_state_dict(kept)
+    train(model, optimizer, 2, first=2)
+    return digest(model.parameters())
+
+
+def test_a_refused_step_changes_nothing(two, two_hosts):
+    assert two_hosts.values(load_after_the_refusal) == two.values(load_after_the_refusal)
+
+
+SWITCHED = {"momentum": {"momentum": 0.0}, "amsgrad": {"amsgrad": False}}
+
+
+def switch_state_off_and_on(variant):
+    """The state that an option needs waits until it is needed again."""
+    model, optimizer = wrapped(variant)
+    (group,) = optimizer.param_groups
+    before = dict(group)
+    train(model, optimizer, 2)
+    group.update(SWITCHED[variant])
+    train(model, optimizer, 2, first=2)
+    optimizer.consolidate_state_dict(to=None)
+    between = state_digest(optimizer.state_dict())
+    group.update({name: before[name] for name in SWITCHED[variant]})
+    train(model, optimizer, 2, first=4)
+    return digest(model.parameters()), between
+
+
+@pytest.mark.parametrize("variant", SWITCHED)
+def test_state_that_is_switched_off_for_a_while(two, two_hosts, variant):
+    assert two_hosts.values(switch_state_off_and_on, variant) == two.values(switch_state_off_and_on, variant)
+
+
 # What is refused, and what is said.
 
 
@@ -387,6 +430,21 @@ def join_early():
 def test_a_step_without_a_rank_that_has_joined_is_refused(two_hosts):
     first = two_hosts.outcomes(join_early)[0]
     assert first.error == "RuntimeError" and "without rank 1, which has joined" in first.message
+
+
+def consolidate_without_one(to):
+    model, optimizer = wrapped("adam")
+    train(model, optimizer, 1)
+    if hvd.rank() != 1:
+        optimizer.consolidate_state_dict(to=to)
+    hvd.join()
+
+
+@pytest.mark.parametrize("to", [0, 1, 2])
+def test_the_part_of_a_rank_that_has_joined_is_missed(three_on_two_hosts, to):
+    first, _, third = three_on_two_hosts.outcomes(consolidate_without_one, to)
+    for outcome in (first, third):
+        assert outcome.error == "RuntimeError" and "without a rank that has joined" in outcome.message
 
 
 def train_unevenly():

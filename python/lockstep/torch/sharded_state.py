@@ -61,6 +61,8 @@ class ShardedState(HostState):
         self.counts = torch.tensor([self.steps_so_far(slot) for slot in self.slots], dtype=step_dtype())
         for slot, anywhere in zip(self.slots, present, strict=True):
             names = self._names_needed(slot, anywhere)
+            if self._has_part(slot):  # what an option has switched off is kept, as PyTorch keeps it
+                names += tuple(name for name in slot.shown if name not in names)
             begun = self.has_begun(slot)
             mine = owned_slice(slot.count, dtype_of(slot.dtype), *self._place)
             slot.views = [self._part_of(slot, name, mine) for name in names]
@@ -115,7 +117,11 @@ class ShardedState(HostState):
         in_parts = [slot for slot in self.slots if self._has_part(slot)]
         past = sum(self.steps_so_far(slot) for slot in in_parts)
         told = f"to={to}, state of {len(in_parts)} parameters in parts, {past:g} steps of them in all"
-        check_agreement("consolidate_state_dict", told)
+        if check_agreement("consolidate_state_dict", told) < engine.size:
+            raise RuntimeError(
+                "Lockstep: consolidate_state_dict() without a rank that has joined: its part of the optimizer's state "
+                "is out of reach. Call it on all ranks before join()."
+            )
         whole: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         under_way: deque[tuple[Slot, Work]] = deque()
         for slot in in_parts:

@@ -58,7 +58,7 @@ SHOWN void free(void* block) {
 }
 
 SHOWN int posix_memalign(void** block, size_t alignment, size_t bytes) {
-  void* taken = take(alignment, bytes);
+  void* taken = alignment % sizeof(void*) == 0 ? take(alignment, bytes) : NULL;
   if (taken != NULL) {
     *block = taken;
     return 0;

@@ -183,6 +183,14 @@ static void describe_pools(void) {
   for (int i = 0; i < 64; ++i) __atomic_store_n(&pools_sizes[i], sizes[i], __ATOMIC_RELAXED);
 }
 
+/* Before the pool serves: another one may have its sizes, so that blocks are taken from it, and given back, before all
+ * is described anew. REQUIRES registry. */
+static void include(const struct pool* pool) {
+  const uintptr_t end = pool->base + pool->bytes;
+  if (pool->base < pools_first) __atomic_store_n(&pools_first, pool->base, __ATOMIC_RELAXED);
+  if (end > pools_end) __atomic_store_n(&pools_end, end, __ATOMIC_RELAXED);
+}
+
 /* REQUIRES registry. */
 static struct pool* find_empty(void) {
   for (int i = 0; i < kPools; ++i) {
@@ -215,6 +223,7 @@ static const char* open_pool(const struct lockstep_preload_region* region, int* 
     pool->in_use = 0;
     __atomic_store_n(&pool->base, (uintptr_t)region->base, __ATOMIC_RELAXED);
     __atomic_store_n(&pool->bytes, pools_room(region->classes, region->class_count), __ATOMIC_RELAXED);
+    include(pool);
     pool->state = kServing;
   }
   pthread_mutex_unlock(&pool->mutex);
@@ -350,6 +359,7 @@ static void* take_from(struct pool* pool, size_t alignment, size_t bytes, bool* 
 
 void* pools_take(size_t alignment, size_t bytes) {
   if (!pools_may_have(bytes) || is_forked()) return NULL;
+  if (alignment == 0 || (alignment & (alignment - 1)) != 0) return NULL; /* an error, of which the next one tells */
   bool had = false;
   const int used = __atomic_load_n(&pools_used, __ATOMIC_ACQUIRE);
   for (int i = 0; i < used; ++i) {

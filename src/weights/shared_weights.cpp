@@ -255,8 +255,15 @@ class SharedWeights::Impl {
     std::string problem;
     heap::Room room{.base = mapping_->base() + layout_.born(seat_),
                     .bytes = layout_.born_bytes(),
-                    .commit = [mapping = mapping_.get()](std::byte* first,
-                                                         std::size_t bytes) { return mapping->commit(first, bytes); },
+                    .commit =
+                        [mapping = mapping_.get(), rank = engine_->rank()](std::byte* first, std::size_t bytes) {
+                          if (mapping->commit(first, bytes)) return true;
+                          log::warn(rank,
+                                    "a memory limit is near: gradients of shared weights that are new from now on are "
+                                    "not born where the other ranks can read them, but copied there. Raise the memory "
+                                    "limit.");
+                          return false;
+                        },
                     .memory = mapping_};
     region_ = heap::serve(*library, classes, std::move(room), meant, problem);
     return problem;

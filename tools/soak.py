@@ -57,6 +57,23 @@ SUITES = {
         "cmake --preset asan -B build/sanitized -D LOCKSTEP_UNSANITIZED_IN= && cmake --build build/sanitized && "
         "UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 ctest --test-dir build/sanitized --output-on-failure -j 2",
     ),
+    "allocator": (
+        "ten million operations on the allocator that ranks preload, by threads, with forks: linked, under the "
+        "sanitizers, and preloaded",
+        "export LOCKSTEP_TEST_OPERATIONS=10000000; tools/build asan && tools/build tsan && "
+        "LD_PRELOAD=build/release/src/liblockstep_preload.so build/release/tests/lockstep_preload_tests && "
+        "UBSAN_OPTIONS=halt_on_error=1 build/asan/tests/lockstep_tests --gtest_filter='Pools.*' && "
+        "TSAN_OPTIONS=halt_on_error=1 setarch --addr-no-randomize build/tsan/tests/lockstep_tests "
+        "--gtest_filter='Pools.*'",
+    ),
+    "memory": (
+        "200 M parameters, Adam, on four ranks that share weights, beside DDP: the memory of all",
+        ". tools/env.sh; python benchmarks/shared_memory.py",
+    ),
+    "scripts": (
+        "ten training scripts with and without the preloaded library: losses, memory, time of a step",
+        ". tools/env.sh; python benchmarks/preload_scripts.py",
+    ),
     "fuzz": (
         "each fuzz target for ten minutes",
         "tools/build fuzz && LOCKSTEP_FUZZ_SECONDS=600 tools/unit_tests fuzz",

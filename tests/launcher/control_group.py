@@ -19,6 +19,16 @@ def own_folders():
             yield ROOT / path.strip("/"), "memory.max"
 
 
+def memory_left(folder):
+    """Bytes below the limit of a group, cached files counted as free: what the engine goes by."""
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file")
+    if not (folder / names[0]).exists():
+        names = ("memory.max", "memory.current", "active_file", "inactive_file")
+    limit, usage = (int((folder / name).read_text()) for name in names[:2])
+    stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return limit - (usage - sum(int(stat[name]) for name in names[2:]))
+
+
 class MemoryGroup:
     """A context: the group is there inside it. `enter` moves the calling process into it: use it as preexec_fn."""
 

@@ -147,7 +147,7 @@ class RandomUse {
       if (choice >= 85 && choice < 90 && !own.empty()) exchange(own, random());
       if (choice >= 90 && choice < 95 && !own.empty()) check(own[random() % own.size()]);
       if (choice == 95) replace_region();
-      if (choice == 96 && i % 64 == 0) fork_child(own);
+      if (choice == 96 && i % 256 == 0) fork_child(own);
       while (own.size() > 24) let_go(pick(own, random()));
     }
     for (const Block& block : own) let_go(block);

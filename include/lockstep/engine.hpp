@@ -149,7 +149,8 @@ class LOCKSTEP_API Engine {
   /// valid.
   Work all_reduce_at_once(const TensorView& input, const TensorView& output, const ReduceOptions& options = {});
 
-  /// Several at once, as one unit of work. When one of them is refused, none is submitted.
+  /// Several at once, as one unit of work. When one of them is refused, none is submitted. With an epilogue, all ranks
+  /// name them in the same order: between hosts, small ones travel as one.
   void all_reduce(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
   Work all_reduce_async(std::span<const TensorPair> tensors, const ReduceOptions& options = {});
 

@@ -43,7 +43,7 @@ struct Request {
   std::optional<DType> rounded_to = {};   ///< reductions: type of the result, unless that of the input
   Epilogue epilogue = {};                 ///< reductions: may be none
   std::shared_ptr<const collective::Pack> pack = {};  ///< what it stands for, where several travel as one (packing.hpp)
-  std::uint64_t pack_hash = 0;                        ///< of names and shapes in it
+  std::uint64_t pack_hash = 0;                        ///< of names, shapes and layouts in it
 
   DType result_dtype() const { return rounded_to.value_or(input.dtype); }
   std::size_t input_bytes() const { return partials * input.bytes(); }

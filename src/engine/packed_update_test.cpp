@@ -150,6 +150,27 @@ TEST_P(PackedUpdate, RanksThatMeanOtherTensorsAreTold) {
   });
 }
 
+// In a pack as alone: added up by place in memory, tensors that lie otherwise would mix their elements.
+TEST_P(PackedUpdate, RanksWhoseTensorsLieOtherwiseAreTold) {
+  const auto [over, size] = GetParam();
+  run_world(over, size, [&, size = size](Core& core) {
+    const int rank = core.options().rank;
+    Model<float> model({10, 20, 30}, kOptimizers[0], static_cast<std::size_t>(rank), static_cast<std::size_t>(size));
+    auto requests = model.step(rank, 1);
+    for (TensorView* tensor : {&requests[1].input, &requests[1].output}) {
+      tensor->shape = {4, 5};
+      if (rank == size - 1) tensor->strides = {1, 4};
+    }
+    try {
+      make_update(core, std::move(requests));
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();
+    }
+    run(core, barrier());
+  });
+}
+
 TEST_P(PackedUpdate, RefusesWhatEachCallWouldRefuse) {
   const auto [over, size] = GetParam();
   run_world(over, size, [&](Core& core) {

@@ -21,12 +21,13 @@ bool is_small(const Request& request) {
          request.result_dtype() == request.input.dtype && bytes > 0 && bytes <= kMostOfTensor;
 }
 
-// Of all on which ranks must agree: the order of tensors, their names and shapes.
+// Of all on which ranks must agree: the names of the tensors, their shapes, and how they lie in memory.
 std::uint64_t hash_of_pack(const std::vector<Request>& requests) {
   Hasher hasher;
   for (const Request& request : requests) {
-    const std::uint64_t lengths[] = {request.input.name.size(), request.input.shape.size()};
-    hasher.add(lengths, sizeof lengths);
+    const std::uint64_t numbers[] = {request.input.name.size(), request.input.shape.size(),
+                                     negotiation::describe(request.kind, request.input).order};
+    hasher.add(numbers, sizeof numbers);
     hasher.add(request.input.name.data(), request.input.name.size());
     hasher.add(request.input.shape.data(), request.input.shape.size() * sizeof(std::int64_t));
   }

@@ -151,7 +151,8 @@ std::string text_of(const NoticeDetail& detail) {
   }
   if (detail.has_epilogue != 0) text += ", with an epilogue";
   if (detail.packed != 0) {
-    text += fmt::format(", {} tensors in one (names and shapes {:08x})", detail.packed, detail.packed_hash >> 32);
+    text +=
+        fmt::format(", {} tensors in one (names, shapes and layouts {:08x})", detail.packed, detail.packed_hash >> 32);
   }
   return text;
 }

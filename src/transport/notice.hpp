@@ -64,7 +64,7 @@ struct NoticeDetail {
   std::int32_t result_dtype = 0;      ///< of a reduction
   std::int32_t has_epilogue = 0;
   std::uint64_t packed = 0;       ///< tensors that travel as this one; 0: it is one
-  std::uint64_t packed_hash = 0;  ///< of their names and shapes
+  std::uint64_t packed_hash = 0;  ///< of their names, shapes and layouts
   char name[kNameBytes] = {};
   // What follows is each rank's own and no part of the agreement.
   std::int64_t first_leaf = 0;

@@ -50,7 +50,8 @@ SUITES = {
     ),
     "simulation": (
         "a million schedules of the control plane",
-        "LOCKSTEP_SIMULATION_SCHEDULES=200000 build/release/tests/lockstep_simulation_tests",
+        "export LOCKSTEP_SIMULATION_SCHEDULES=200000 GTEST_TOTAL_SHARDS=5; "
+        "seq 0 4 | xargs -P $(nproc) -I {} env GTEST_SHARD_INDEX={} build/release/tests/lockstep_simulation_tests",
     ),
     "sanitized": (
         "the unit tests, with launcher and tests under the address and undefined-behaviour sanitizers too",

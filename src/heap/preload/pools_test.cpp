@@ -220,7 +220,9 @@ class LinkedUse : public RandomUse {
   }
 };
 
-TEST(Pools, survive_random_use_by_several_threads) { LinkedUse().run(operations_to_do(160'000), 4); }
+TEST(Pools, survive_random_use_by_several_threads) {
+  LinkedUse().run(operations_to_do(under_thread_sanitizer() ? 40'000 : 160'000), 4);
+}
 
 }  // namespace
 }  // namespace lockstep::heap

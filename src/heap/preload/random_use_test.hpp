@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitizer_test.hpp"
 #include "heap/preload/preload.h"
 
 namespace lockstep::heap {
@@ -139,6 +140,9 @@ class RandomUse {
     std::mt19937 random(thread);
     std::vector<Block> own;
     std::uint64_t stamp = std::uint64_t{thread} << 48;
+    // The thread sanitizer has several times the memory of its own, which is made anew with each region and fork.
+    const std::size_t between_regions = under_thread_sanitizer() ? 16 : 1;
+    const std::size_t between_forks = under_thread_sanitizer() ? 4096 : 256;
     for (std::size_t i = 0; i < operations; ++i) {
       const auto choice = random() % 100;
       if (choice < 45) own.push_back(made(random, ++stamp));
@@ -146,8 +150,8 @@ class RandomUse {
       if (choice >= 80 && choice < 85 && !own.empty()) change(own[random() % own.size()], random, ++stamp);
       if (choice >= 85 && choice < 90 && !own.empty()) exchange(own, random());
       if (choice >= 90 && choice < 95 && !own.empty()) check(own[random() % own.size()]);
-      if (choice == 95) replace_region();
-      if (choice == 96 && i % 256 == 0) fork_child(own);
+      if (choice == 95 && i % between_regions == 0) replace_region();
+      if (i == operations / 2 || (choice == 96 && i % between_forks == 0)) fork_child(own);
       while (own.size() > 24) let_go(pick(own, random()));
     }
     for (const Block& block : own) let_go(block);
@@ -232,7 +236,7 @@ class RandomUse {
     if (region_ && !region_->released()) retired_.push_back(std::move(region_));
     region_.reset();
     if (retired_.size() >= kMostRetired) return;
-    const Region::Classes classes{{4096, 9}, {5000, 7}, {8192, 5}, {65536, 3}, {70000, 2}};
+    const Region::Classes classes{{4096, 9}, {5000, 7}, {8192, 5}, {65536, 20}, {70000, 18}};
     region_ = std::make_unique<Region>(library_, classes);
     EXPECT_GE(region_->handle(), 0) << region_->why_not();
   }

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Measures what the library that `lockstep run` preloads costs where nothing uses it: preload.py [--rounds 11].
+"""Measures what the library that `lockstep run` preloads costs where nothing uses it: preload.py [KIND...] [--rounds N].
 
 One process with one thread trains a model, with the library in LD_PRELOAD and without, in two processes that take
-turns: A B A, where A is without; where the two A differ by more than 10 % the turn is void. Also the memory that each
-has taken at its end, and the time of allocations of many small objects, of which the library sees every free. Bars:
-1 % of a step and of the memory. Prints the figures and keeps nothing.
+turns: A B A, where A is without; where the two A differ by more than 10 % the turn is void. How fast a process is
+depends on where its memory happens to lie, so there are several such pairs one after the other. Also the memory that
+each has taken at its end, and the time of allocations of many small objects, of which the library sees every free.
+Bars: 1 % of a step and of the memory. Prints the figures and keeps nothing.
 """
 
 import argparse
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
@@ -91,14 +93,18 @@ def measure(kind, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS_NEEDED)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all when there are none")
+    parser.add_argument("--pairs", type=int, default=5, help="of processes")
+    parser.add_argument("--rounds", type=int, default=ROUNDS_NEEDED, help="of each pair")
     parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.serve)
         return
-    for kind in KINDS:
-        ratios, memory = measure(kind, arguments.rounds)
+    for kind in arguments.kinds or KINDS:
+        pairs = [measure(kind, arguments.rounds) for _ in range(arguments.pairs)]
+        ratios = [ratio for each, _ in pairs for ratio in each]
+        memory = statistics.median(ratio for _, ratio in pairs)
         if not ratios:
             print(f"{kind}: no two turns without the library agreed: something else runs on this machine")
             continue

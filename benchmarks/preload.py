@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what the library that `lockstep run` preloads costs where nothing uses it: preload.py [KIND...] [--rounds N].
+"""Measures what the library that `lockstep run` preloads costs where nothing uses it: preload.py [KIND...].
 
 One process with one thread trains a model, with the library in LD_PRELOAD and without, in two processes that take
 turns: A B A, where A is without; where the two A differ by more than 10 % the turn is void. How fast a process is

@@ -10,6 +10,9 @@ import ssh_hosts
 from host_processes import nothing_is_left
 from launched_job import PATIENCE, Job, wait_until
 
+# Under nohup it is ignored, which programs inherit, and the launcher leaves it at that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "fault: kills or stops processes and checks promised deadlines")

@@ -317,7 +317,8 @@ class Core {
   std::vector<std::uint64_t> ended_before_;  // by rank: it has ended every operation before the one of this number
   std::vector<std::uint64_t> offers_seen_;   // by rank: stamp of the newest offer looked at
   std::vector<transport::Board*> boards_;    // by rank, where the short cut is open
-  bool reach_known_ = false;                 // ranks have tried whether they reach each other's private memory
+  std::array<std::uint64_t, transport::Board::kOffers> express_summaries_{};  // of this rank's own offers
+  bool reach_known_ = false;  // ranks have tried whether they reach each other's private memory
   std::vector<const std::byte*> express_leaves_;
   std::vector<std::byte*> express_outputs_;
   std::vector<collective::Party> express_parties_;

@@ -23,6 +23,8 @@ using transport::NoticeRef;
 using transport::Offer;
 
 constexpr int kLooksBetweenNotices = 32;
+// A peer that makes the same call at the same time is there after a look or two; until then nobody needs to be told.
+constexpr int kLooksBeforeTelling = 3;
 
 std::uint64_t stamp_of(std::uint64_t joins, std::uint64_t number) { return joins << 48 | (number + 1); }
 std::uint64_t joins_of(std::uint64_t stamp) { return stamp >> 48; }
@@ -125,7 +127,7 @@ bool Core::run_express(const ExpressCall& call, OperationPtr* rest) {
     if (met && carry_out(call, number)) {
       if (last && one_is_enough) ring_others();
       if (span.kind != nullptr) {
-        recorder_.done(span);
+        recorder_.done(span, matched);
       } else {
         recorder_.completed(name_of(call.kind), identity_by_order(negotiation::kWorld, world_series_.joins, number),
                             bytes, boards_.size(), submitted, matched);
@@ -172,21 +174,24 @@ bool Core::have_ended_before(std::uint64_t number) const {
 bool Core::make_offer(const ExpressCall& call, std::uint64_t number) {
   Offer& offer = own_board().at(number);
   const std::size_t bytes = call.kind == Kind::barrier ? 0 : call.input->bytes();
-  if (bytes > transport::kOfferedBytes) {
-    const std::optional<transport::OfferedPlaces> places = places_of(call);
-    if (!places) return false;
+  std::optional<transport::OfferedPlaces> places;
+  if (bytes > transport::kOfferedBytes && !(places = places_of(call))) return false;
+  // First, so that the line is on its way from the peers while the rest is prepared.
+  if (places) {
     std::memcpy(offer.data, &*places, sizeof *places);
   } else if (call.kind == Kind::all_reduce || call.root == options_.rank) {
     std::memcpy(offer.data, call.input->data, bytes);
   }
   clear_scratch(offer);
   const std::uint64_t summary = summary_of(call);
-  // The full description is rarely read. What this place held last time is often the same.
-  if (offer.summary != summary) {
+  // The full description is rarely read. What this place held last time is often the same. It is remembered apart:
+  // the offer's own line is at the peers, and to read it would fetch it back.
+  std::uint64_t& last = express_summaries_[number % Board::kOffers];
+  if (last != summary) {
     transport::Notice notice;
     announce_in(notice, request_of(call, groups_.world()));
     offer.detail = notice.detail;
-    offer.summary = summary;
+    offer.summary = last = summary;
   }
   offer.stamp.store(stamp_of(world_series_.joins, number), std::memory_order_release);
   return true;
@@ -238,18 +243,18 @@ std::optional<transport::OfferedPlaces> Core::places_of(const ExpressCall& call)
 // True when every peer offers the same. Notices of other operations are taken in on the way.
 bool Core::await_offers(const ExpressCall& call, std::uint64_t number, trace::Span& span) {
   const std::uint64_t stamp = stamp_of(world_series_.joins, number);
-  const std::uint64_t summary = own_board().at(number).summary;
+  const std::uint64_t summary = express_summaries_[number % Board::kOffers];
   Patience patience = patience_;
   int looks = 0;
   for (std::size_t peer = 0; peer < boards_.size(); ++peer) {
     if (boards_[peer] == &own_board()) continue;
     const Offer& theirs = boards_[peer]->at(number);
     while (theirs.stamp.load(std::memory_order_acquire) != stamp) {
-      if (++looks % kLooksBetweenNotices == 0) {
+      if (++looks == kLooksBeforeTelling) {
         tell_of_offer(number);
-        if (span.kind == nullptr) record_express(call, number, span);
-        if (comes_the_ordinary_way(number)) return false;
+        record_express(call, number, span);  // now, while there is nothing to do but to wait
       }
+      if (looks % kLooksBetweenNotices == 0 && comes_the_ordinary_way(number)) return false;
       if (!patience.wait_awake()) return false;
     }
     if (theirs.summary != summary) return false;
@@ -288,6 +293,8 @@ bool Core::carry_out(const ExpressCall& call, std::uint64_t number) {
   }
   if (bytes > transport::kOfferedBytes) return reduce_at_places(call, number);
   for (std::size_t rank = 0; rank < boards_.size(); ++rank) express_leaves_[rank] = boards_[rank]->at(number).data;
+  // Not its own offer, whose lines the peers have taken.
+  express_leaves_[static_cast<std::size_t>(options_.rank)] = static_cast<const std::byte*>(call.input->data);
   collective::reduce({.dtype = call.input->dtype,
                       .op = call.op,
                       .leaves = express_leaves_,

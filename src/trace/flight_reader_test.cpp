@@ -17,7 +17,7 @@ TEST(FlightReader, sees_what_this_process_does) {
   record.publish();
   const auto first = record.submitted(ticks(), "all-reduce", "fc1.weight", 7, 4096, 4);
   record.matched(first, ticks());
-  record.done(first, ticks());
+  record.done(first, ticks(), ticks());
   const auto second = record.submitted(ticks(), "barrier", "", 8, 0, 4);
   record.note(second, "waits for rank 2");
 

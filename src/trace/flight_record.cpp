@@ -177,12 +177,14 @@ void FlightRecord::note(const Ticket& ticket, std::string_view text) {
   Change(*slot).set_note(text);
 }
 
-void FlightRecord::done(const Ticket& ticket, Ticks now) {
+void FlightRecord::done(const Ticket& ticket, Ticks matched, Ticks ended) {
   Slot* slot = find(ticket);
   if (slot == nullptr) return;
   Change change(*slot);
-  change.set_ticks(offsetof(Entry, ended), now);
+  change.set_ticks(offsetof(Entry, matched), matched);
+  change.set_ticks(offsetof(Entry, ended), ended);
   change.set_state(State::done);
+  change.set_note({});
 }
 
 void FlightRecord::failed(const Ticket& ticket, Ticks now, std::string_view why) {

@@ -56,7 +56,7 @@ class FlightRecord {
                  std::uint32_t group_size);
   void matched(const Ticket& ticket, Ticks now);
   void note(const Ticket& ticket, std::string_view text);
-  void done(const Ticket& ticket, Ticks now);
+  void done(const Ticket& ticket, Ticks matched, Ticks ended);
   void failed(const Ticket& ticket, Ticks now, std::string_view why);  ///< a note about waiting stays, and tells more
 
   /// Lets other processes of this user find the record, even while this one is stopped: see flight_reader.hpp. Without

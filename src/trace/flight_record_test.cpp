@@ -69,7 +69,7 @@ TEST(FlightRecord, KeepsTheLastOperationsAndThoseThatHang) {
   for (int i = 1; i <= 100; ++i) {
     const auto ticket = record.submitted(1, "all-reduce", std::to_string(i), static_cast<std::uint64_t>(i), 0, 2);
     record.matched(ticket, 2);
-    record.done(ticket, 3);
+    record.done(ticket, 2, 3);
   }
   const auto entries = record.entries();
   ASSERT_EQ(entries.size(), 8U);
@@ -83,7 +83,7 @@ TEST(FlightRecord, AnOperationThatLostItsPlaceChangesNoOther) {
   const auto first = record.submitted(1, "all-reduce", "first", 1, 0, 2);
   record.submitted(1, "all-reduce", "second", 2, 0, 2);
   record.submitted(1, "all-reduce", "third", 3, 0, 2);  // all hang: it takes the oldest one's place
-  record.done(first, 5);
+  record.done(first, 4, 5);
   record.failed({}, 5, "never submitted");
   for (const auto& entry : record.entries()) EXPECT_EQ(entry.state, FlightRecord::State::pending);
 }
@@ -120,7 +120,7 @@ TEST(FlightRecord, IsReadWhileItIsWritten) {
     for (std::uint64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) {
       const auto ticket = record.submitted(static_cast<Ticks>(i), "all-reduce", std::to_string(i), i, i, 2);
       record.matched(ticket, static_cast<Ticks>(i));
-      if (i % 2 == 0) record.done(ticket, static_cast<Ticks>(i));
+      if (i % 2 == 0) record.done(ticket, static_cast<Ticks>(i), static_cast<Ticks>(i));
       if (i % 2 == 1) record.failed(ticket, static_cast<Ticks>(i), std::to_string(i));
     }
   });

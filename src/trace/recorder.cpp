@@ -25,11 +25,14 @@ void Recorder::matched(Span& span) {
   timeline_.matched(span.timeline, span.matched, span.kind);
 }
 
-void Recorder::done(Span& span) {
+void Recorder::done(Span& span, Ticks matched) {
   if (span.kind == nullptr) return;
-  if (span.matched == 0) matched(span);
   const Ticks now = ticks();
-  flight_record_.done(span.flight, now);
+  if (span.matched == 0) {
+    span.matched = matched != 0 ? matched : now;
+    timeline_.matched(span.timeline, span.matched, span.kind);
+  }
+  flight_record_.done(span.flight, span.matched, now);
   timeline_.done(span.timeline, now);
   counters_.done(span.kind, span.bytes, span.matched - span.submitted, now - span.matched);
   span = {};
@@ -71,6 +74,7 @@ void Recorder::step_began(std::uint64_t number) {
     timeline_.failed(step_.timeline, now, "it was not ended");
   }
   step_.kind = "step";
+  step_.submitted = now;
   step_.flight = flight_record_.submitted(now, step_.kind, {}, number, 0, 0);
   flight_record_.matched(step_.flight, now);
   step_.timeline = timeline_.step_began(now, number);
@@ -79,7 +83,7 @@ void Recorder::step_began(std::uint64_t number) {
 void Recorder::step_ended() {
   if (step_.kind == nullptr) return;
   const Ticks now = ticks();
-  flight_record_.done(step_.flight, now);
+  flight_record_.done(step_.flight, step_.submitted, now);
   timeline_.done(step_.timeline, now);
   counters_.step_ended();
   step_ = {};

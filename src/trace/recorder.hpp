@@ -34,10 +34,10 @@ class Recorder {
   /// All ranks have submitted it.
   void matched(Span& span);
 
-  void done(Span& span);
+  /// `matched` is for an operation that was not said to be. 0: all the time went into waiting.
+  void done(Span& span, Ticks matched = 0);
 
   /// Instead of the three above, for an operation without a name that nobody could ask about meanwhile: costs less.
-  /// `matched` may be 0: all the time went into waiting.
   void completed(const char* kind, std::uint64_t id, std::uint64_t bytes, std::size_t group_size, Ticks submitted,
                  Ticks matched);
 

@@ -88,8 +88,10 @@ int main() {
     return 1;
   }
   Leaves leaves{};
-  // A line apart, so that no two lie at the same place of their pages.
-  std::vector<float> memory(9 * (kElements + 32), 1.0F);
+  // At the beginning of a line, as blocks of the heap and PyTorch's tensors are; and two lines apart, so that no two lie
+  // at the same place of their pages.
+  alignas(64) static std::array<float, 9 * (kElements + 32)> memory;
+  memory.fill(1.0F);
   for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = memory.data() + i * (kElements + 32);
   float* output = memory.data() + 8 * (kElements + 32);
   measure<2>(leaves, output);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 
+#include "base/memory_node.hpp"
 #include "errors.hpp"
 
 namespace lockstep::launcher {
@@ -80,15 +81,10 @@ std::optional<std::vector<Core>> read_cores() {
 }
 
 int memory_nodes() {
-  std::ifstream file("/sys/devices/system/node/online");  // "0" or "0-3,6"
-  int count = 0;
-  int first = 0;
-  for (char sign = 0; file >> first; file >> sign) {
-    int last = first;
-    if (file.peek() == '-' && file >> sign) file >> last;
-    count += last - first + 1;
-  }
-  return std::max(1, count);
+  std::string online;
+  std::getline(std::ifstream("/sys/devices/system/node/online"), online);  // "0" or "0-3,6"
+  const auto nodes = numbers_of_list(online);
+  return nodes ? std::max(1, static_cast<int>(nodes->size())) : 1;
 }
 
 std::vector<std::vector<int>> share_out(const std::vector<Core>& cores, int ranks, Binding binding) {

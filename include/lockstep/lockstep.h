@@ -381,7 +381,7 @@ LS_API int ls_optimizer_update(const ls_optimizer_options* options, int64_t step
  * updates. */
 LS_API const char* ls_optimizer_epilogue(void* user, const ls_reduced_slice* slice);
 
-/* One copy of weights and optimizer state for all ranks of a host. See lockstep/shared_weights.hpp. Making, load,
+/* Weights and optimizer state that all ranks of a host share. See lockstep/shared_weights.hpp. Making, load,
  * update and recover are called by all ranks together. */
 typedef struct ls_shared_tensor {
   size_t struct_size;

@@ -1,4 +1,5 @@
-// One copy of weights and optimizer state for all ranks of a host, updated by the reduction itself.
+// Weights that all ranks of a host share, one copy for each memory node, and one optimizer state; updated by the
+// reduction itself.
 //
 //   SharedWeights weights(engine, {{.name = "layer.weight", .elements = 1'000'000}}, {adam});
 //   weights.load(values);                               // those of rank 0
@@ -7,8 +8,10 @@
 //     weights.update({.optimizers = {adam}});             // each rank reduces and updates its part
 //   }
 //
-// p ranks keep W + S + pG bytes instead of p(W + S + G): weights, state, gradients. There is one copy per host, not one
-// per NUMA node.
+// p ranks keep W + S + pG bytes instead of p(W + S + G): weights, state, gradients. Where ranks are bound to the CPUs
+// of several memory nodes (NUMA), as `lockstep run` does, each of c nodes has a copy of the weights, cW + S + pG in
+// all, so that forward and backward read what is near. State is touched by the rank alone that updates it, and lies on
+// its node. There is one copy where all ranks run on one node, or one of them may run on several.
 //
 // What a rank gets to see of weights and state is mapped read-only. A stray write is a fault; the process dies of it as
 // it would of any other, but says first which tensor was written to.
@@ -81,6 +84,7 @@ class LOCKSTEP_API SharedWeights {
   SharedWeights& operator=(SharedWeights&&) noexcept;
 
   std::size_t count() const noexcept;
+  std::size_t copies() const noexcept;  ///< of the weights; this rank sees that of its memory node
   const void* weights(std::size_t tensor) const;
   std::size_t states(std::size_t tensor) const;
   const void* state(std::size_t tensor, std::size_t index) const;

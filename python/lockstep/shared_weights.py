@@ -1,4 +1,4 @@
-"""One copy of weights and optimizer state for all ranks of a host, as a Python object.
+"""Weights and optimizer state that all ranks of a host share, as a Python object.
 
 Frameworks are unknown here: a tensor is a name, a dtype and a number of elements, and memory is a ctypes array that
 keeps alive what it lies in. See include/lockstep/shared_weights.hpp for the contract.

@@ -21,7 +21,7 @@ struct GuardedRange {
 
 class GuardList;
 
-/// Watches over the ranges as long as it lives. Ascending, and without overlap. Installs the handler of the process
+/// Watches over the ranges as long as it lives. They do not overlap. Installs the handler of the process
 /// when the first is made; it stays.
 class Guard {
  public:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/hash.hpp"
 #include "heap/served_region.hpp"
@@ -20,38 +21,56 @@ constexpr std::size_t kGenerations = 2;  // a world that ends, and the one that 
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// As for arenas (heap/segment.cpp): what is read or written side by side must not be a multiple of 256 MB apart.
+std::size_t apart(std::size_t stride) { return stride % (std::size_t{1} << 28) == 0 ? stride + kPageBytes : stride; }
+
 bool can_be_updated(DType dtype) {
   return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
 }
 
 }  // namespace
 
-Layout::Layout(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers, std::size_t seats)
-    : seats_(seats), groups_(optimizers.size()) {
+std::vector<std::size_t> copies_by_node(std::span<const std::int64_t> nodes) {
+  std::vector<std::size_t> copies(nodes.size(), 0);
+  if (std::any_of(nodes.begin(), nodes.end(), [](std::int64_t node) { return node < 0; })) return copies;
+  std::vector<std::int64_t> known;
+  for (std::size_t seat = 0; seat < nodes.size(); ++seat) {
+    const auto found = std::find(known.begin(), known.end(), nodes[seat]);
+    copies[seat] = static_cast<std::size_t>(found - known.begin());
+    if (found == known.end()) known.push_back(nodes[seat]);
+  }
+  return copies;
+}
+
+Layout::Layout(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers,
+               std::vector<std::size_t> copy_of_seat)
+    : copy_of_seat_(std::move(copy_of_seat)), groups_(optimizers.size()) {
   for (const OptimizerOptions& optimizer : optimizers) check_optimizer(optimizer);
+  for (const std::size_t copy : copy_of_seat_) copies_ = std::max(copies_, copy + 1);
   board_stride_ = rounded(sizeof(BoardRow) + tensors.size() * sizeof(std::uint64_t), kLine);
   boards_ = kPageBytes;
-  journals_ = boards_ + rounded(kGenerations * seats_ * board_stride_, kPageBytes);
-  undos_ = journals_ + rounded(kGenerations * seats_ * kLine, kPageBytes);
+  journals_ = boards_ + rounded(kGenerations * seats() * board_stride_, kPageBytes);
+  undos_ = journals_ + rounded(kGenerations * seats() * kLine, kPageBytes);
   place_tensors(tensors, optimizers);
   cut();
   undo_bytes_ = rounded(undo_bytes_, kPageBytes);
   // Undo copies are as large as the largest piece, which is known only now: all that follows moves up.
-  values_ = undos_ + seats_ * undo_bytes_;
+  weights_ = undos_ + seats() * undo_bytes_;
+  weights_stride_ = apart(weights_bytes_);
+  state_ = weights_ + (copies_ - 1) * weights_stride_ + weights_bytes_;
   for (TensorPlace& tensor : tensors_) {
-    tensor.weights += values_;
-    for (std::size_t i = 0; i < tensor.states; ++i) tensor.state[i] += values_;
+    for (std::size_t i = 0; i < tensor.states; ++i) tensor.state[i] += state_;
   }
-  gradients_ = values_ + values_bytes_;
-  // As for arenas (heap/segment.cpp): what ranks read side by side must not be a multiple of 256 MB apart.
-  gradient_stride_ += gradient_stride_ % (std::size_t{1} << 28) == 0 ? kPageBytes : 0;
-  bytes_ = gradients_ + seats_ * gradient_stride_;
+  gradients_ = state_ + state_bytes_;
+  gradient_stride_ = apart(gradient_stride_);
+  bytes_ = gradients_ + seats() * gradient_stride_;
 }
 
 void Layout::place_tensors(std::span<const SharedTensor> tensors, std::span<const OptimizerOptions> optimizers) {
   Hasher hasher;
-  hasher.add(static_cast<std::uint64_t>(seats_));
-  std::size_t next = 0, next_gradient = 0;
+  hasher.add(static_cast<std::uint64_t>(seats()));
+  for (const std::size_t copy : copy_of_seat_) hasher.add(static_cast<std::uint64_t>(copy));
+  std::size_t next_weights = 0, next_state = 0, next_gradient = 0;
   auto take = [](std::size_t& from, std::size_t bytes) {
     const std::size_t taken = from;
     from += rounded(bytes, kLine);
@@ -69,8 +88,10 @@ void Layout::place_tensors(std::span<const SharedTensor> tensors, std::span<cons
     }
     TensorPlace place{.name = tensor.name, .dtype = tensor.dtype, .elements = tensor.elements, .group = tensor.group};
     place.states = optimizer_state_count(optimizers[tensor.group]);
-    place.weights = take(next, place.elements * place.width());
-    for (std::size_t i = 0; i < place.states; ++i) place.state[i] = take(next, place.elements * place.state_width());
+    place.weights = take(next_weights, place.elements * place.width());
+    for (std::size_t i = 0; i < place.states; ++i) {
+      place.state[i] = take(next_state, place.elements * place.state_width());
+    }
     place.gradient = take(next_gradient, place.elements * place.width());
     hasher.add(tensor.name);
     hasher.add(static_cast<std::int32_t>(tensor.dtype));
@@ -78,7 +99,8 @@ void Layout::place_tensors(std::span<const SharedTensor> tensors, std::span<cons
     hasher.add(static_cast<std::int32_t>(optimizers[tensor.group].kind));
     tensors_.push_back(std::move(place));
   }
-  values_bytes_ = rounded(std::max<std::size_t>(next, 1), kPageBytes);
+  weights_bytes_ = rounded(std::max<std::size_t>(next_weights, 1), kPageBytes);
+  state_bytes_ = rounded(std::max<std::size_t>(next_state, 1), kPageBytes);
   born_ = rounded(std::max<std::size_t>(next_gradient, 1), kPageBytes);
   born_bytes_ = rounded(heap::room_for_all(gradient_sizes()), kPageBytes);
   gradient_stride_ = born_ + born_bytes_;
@@ -109,14 +131,39 @@ void Layout::cut() {
 }
 
 std::size_t Layout::board(std::size_t generation, std::size_t place) const {
-  return boards_ + (generation % kGenerations * seats_ + place) * board_stride_;
+  return boards_ + (generation % kGenerations * seats() + place) * board_stride_;
 }
 
 std::size_t Layout::journal(std::size_t generation, std::size_t slice) const {
-  return journals_ + (generation % kGenerations * seats_ + slice) * kLine;
+  return journals_ + (generation % kGenerations * seats() + slice) * kLine;
 }
 
 std::size_t Layout::undo(std::size_t slice) const { return undos_ + slice * undo_bytes_; }
+
+std::vector<FilePart> Layout::state_of(PieceRange pieces) const {
+  std::vector<FilePart> parts;
+  // State lies tensor by tensor, so only tensors that are cut make it more than one part.
+  for (std::size_t index = pieces.first; index < pieces.first + pieces.count; ++index) {
+    const TensorPlace& tensor = tensors_[pieces_[index].tensor];
+    for (std::size_t i = 0; i < tensor.states; ++i) {
+      const std::size_t begin = tensor.state[i] + pieces_[index].offset * tensor.state_width();
+      const std::size_t end = begin + pieces_[index].count * tensor.state_width();
+      const std::size_t first = begin / kPageBytes * kPageBytes;
+      parts.push_back({first, rounded(end, kPageBytes) - first});
+    }
+  }
+  std::sort(parts.begin(), parts.end(), [](const FilePart& a, const FilePart& b) { return a.first < b.first; });
+  std::vector<FilePart> joined;
+  for (const FilePart& part : parts) {
+    if (joined.empty() || part.first > joined.back().first + joined.back().bytes) {
+      joined.push_back(part);
+    } else {
+      FilePart& last = joined.back();
+      last.bytes = std::max(last.first + last.bytes, part.first + part.bytes) - last.first;
+    }
+  }
+  return joined;
+}
 
 PieceRange Layout::slice(std::size_t index, std::size_t slices) const {
   auto border = [&](std::size_t i) {

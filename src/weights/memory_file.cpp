@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/memory_limit.hpp"
+#include "base/memory_node.hpp"
 #include "lockstep/error.hpp"
 
 namespace lockstep::weights {
@@ -21,17 +22,21 @@ std::uint64_t inode_of(const Fd& file) {
 
 }  // namespace
 
+Error no_memory_for(std::size_t wanted) {
+  return Error(
+      ErrorCode::system,
+      fmt::format("no memory for shared weights: weights, optimizer state and the gradients of all ranks of "
+                  "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.",
+                  (wanted >> 20) + 1));
+}
+
 Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted) {
   Fd file(::memfd_create("lockstep-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("make memory for shared weights");
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) throw_errno("size the memory of shared weights");
   const auto left = memory_left();
   if ((left && *left < wanted) || !heap::take_memory(file.get(), 0, taken)) {
-    throw Error(
-        ErrorCode::system,
-        fmt::format("no memory for shared weights: weights, optimizer state and the gradients of all ranks of "
-                    "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.",
-                    (wanted >> 20) + 1));
+    throw no_memory_for(wanted);
   }
   // A peer that could shrink the file could kill everybody else with SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -52,19 +57,32 @@ Fd open_memory_file(const FileAddress& address) {
   return file;
 }
 
-Mapping::Mapping(Fd file, std::size_t bytes, std::size_t shown_offset, std::size_t shown_bytes)
-    : whole_(std::move(file), bytes), shown_bytes_(shown_bytes) {
-  void* shown = ::mmap(nullptr, shown_bytes, PROT_READ, MAP_SHARED, whole_.file(), static_cast<off_t>(shown_offset));
-  if (shown == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights to read", shown_bytes >> 20));
-  shown_ = static_cast<std::byte*>(shown);
+ReadOnlyView::ReadOnlyView(int file, FilePart part) : bytes_(part.bytes) {
+  void* shown = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, static_cast<off_t>(part.first));
+  if (shown == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights to read", bytes_ >> 20));
+  base_ = static_cast<std::byte*>(shown);
 }
 
-Mapping::~Mapping() { ::munmap(shown_, shown_bytes_); }
+ReadOnlyView::~ReadOnlyView() { ::munmap(base_, bytes_); }
+
+Mapping::Mapping(Fd file, std::size_t bytes, FilePart weights, FilePart state)
+    : whole_(std::move(file), bytes), weights_(whole_.file(), weights), state_(whole_.file(), state) {}
 
 bool Mapping::commit(const std::byte* first, std::size_t bytes) const {
   const auto left = memory_left();
   if (left && *left < bytes) return false;
   return heap::take_memory(whole_.file(), static_cast<std::size_t>(first - base()), bytes);
+}
+
+bool Mapping::commit_on_node(FilePart part, int node) const {
+  prefer_memory_node(base() + part.first, part.bytes, node);
+  return commit(base() + part.first, part.bytes);
+}
+
+void Mapping::give_back(FilePart part) const {
+  // Where the kernel refuses, it is kept: a loss of memory, and of nothing else.
+  static_cast<void>(::fallocate(whole_.file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                static_cast<off_t>(part.first), static_cast<off_t>(part.bytes)));
 }
 
 }  // namespace lockstep::weights

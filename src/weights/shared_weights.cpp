@@ -1,4 +1,5 @@
-// The public class: the memory file, the guard over what users see of it, and the barriers between what a Store does.
+// The public class: the memory file and on which memory nodes it lies, the guard over what users see of it, and the
+// barriers between what a Store does.
 #include "lockstep/shared_weights.hpp"
 
 #include <fmt/format.h>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/memory_node.hpp"
 #include "heap/preloaded.hpp"
 #include "heap/served_region.hpp"
 #include "lockstep/error.hpp"
@@ -22,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using weights::FileAddress;
+using weights::FilePart;
 using weights::GuardedRange;
 using weights::Layout;
 using weights::Mapping;
@@ -48,13 +51,18 @@ std::size_t checked_seats(const Engine& engine) {
                   engine.size(), engine.local_size()));
 }
 
-struct Introduction {
+/// What a rank brings along.
+struct Wish {
   std::uint64_t layout = 0;
+  std::int64_t node = -1;  // the memory node it runs on; -1: on none
+};
+
+struct Introduction {
   std::int64_t pid = 0;
   FileAddress file;
 };
 
-void check_layouts(const std::vector<Introduction>& all) {
+void check_layouts(const std::vector<Wish>& all) {
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank].layout == all[0].layout) continue;
     throw Error(
@@ -78,13 +86,20 @@ std::string warning_for(const TensorPlace& tensor, const char* part) {
 class SharedWeights::Impl {
  public:
   Impl(Engine& engine, const std::vector<SharedTensor>& tensors, const std::vector<OptimizerOptions>& optimizers)
-      : engine_(&engine), layout_(tensors, optimizers, checked_seats(engine)) {
+      : engine_(&engine),
+        layout_(tensors, optimizers, checked_seats(engine)),
+        node_(memory_node_of_rank(engine.local_rank()).value_or(-1)) {
     for (const OptimizerOptions& optimizer : optimizers) {
       for (std::size_t i = 0; i < optimizer_state_count(optimizer); ++i) {
         if (state_names_.size() <= i) state_names_.emplace_back(optimizer_state_name(optimizer, i));
       }
     }
     taken_.assign(tensors.size(), false);
+    const auto wishes = told_by_all(engine, Wish{layout_.hash(), node_}, "weights.wish");
+    check_layouts(wishes);
+    std::vector<std::int64_t> nodes;
+    for (const Wish& wish : wishes) nodes.push_back(wish.node);
+    layout_ = Layout(tensors, optimizers, weights::copies_by_node(nodes));
     meet();
     guard_ = std::make_unique<weights::Guard>(guarded_ranges());
   }
@@ -98,7 +113,10 @@ class SharedWeights::Impl {
 
   const Layout& layout() const { return layout_; }
   Store& store() { return *store_; }
-  const std::byte* shown(std::size_t offset) const { return mapping_->shown() + (offset - layout_.values()); }
+  const std::byte* shown_weights(const TensorPlace& tensor) const { return mapping_->shown_weights() + tensor.weights; }
+  const std::byte* shown_state(const TensorPlace& tensor, std::size_t index) const {
+    return mapping_->shown_state() + (tensor.state[index] - layout_.state().first);
+  }
 
   void load(const std::vector<SharedValues>& values) {
     if (values.size() != layout_.tensors().size()) {
@@ -192,11 +210,13 @@ class SharedWeights::Impl {
     store_->prepare_next(seats);
     next.barrier();
     if (next.rank() == 0) {
+      if (store_->load_was_torn()) store_->even_out();
       store_->end_load();
       store_->publish_next(seats.size());
     }
     next.barrier();
     store_->enter_next();
+    if (next.rank() == 0) give_back_copies();
     engine_ = &next;
     return {.updates = store_->updates(), .load_was_torn = std::exchange(load_was_torn_, false)};
   }
@@ -206,7 +226,7 @@ class SharedWeights::Impl {
   void meet() {
     seat_ = static_cast<std::size_t>(engine_->rank());
     std::string trouble;
-    Introduction own{.layout = layout_.hash(), .pid = ::getpid(), .file = {}};
+    Introduction own{.pid = ::getpid(), .file = {}};
     auto attempt = [&](auto&& action) {
       try {
         action();
@@ -216,9 +236,7 @@ class SharedWeights::Impl {
     };
     if (seat_ == 0) {
       attempt([&] {
-        const std::size_t taken = layout_.gradients(0);  // gradients come later, where they come
-        Fd file = weights::make_memory_file(layout_.bytes(), taken,
-                                            taken + layout_.seats() * layout_.gradient_places_bytes());
+        Fd file = weights::make_memory_file(layout_.bytes(), bytes_of_first(), bytes_of_all());
         const FileAddress address = weights::address_of(file);
         map(std::move(file));
         Store::initialise(layout_, mapping_->base());
@@ -226,13 +244,13 @@ class SharedWeights::Impl {
       });
     }
     const auto all = told_by_all(*engine_, own, "weights.meet");
-    check_layouts(all);
     if (seat_ != 0 && all[0].file.fd >= 0) attempt([&] { map(weights::open_memory_file(all[0].file)); });
+    if (mapping_) attempt([&] { settle(); });
     if (mapping_) attempt([&] { store_ = std::make_unique<Store>(layout_, mapping_->base(), seat_, ::getpid()); });
     std::vector<pid_t> pids;
     for (const Introduction& one : all) pids.push_back(static_cast<pid_t>(one.pid));
     attempt([&] { fence_ = std::make_unique<weights::Fence>(pids); });
-    const auto ready = told_by_all<std::uint8_t>(*engine_, store_ && fence_ ? 1 : 0, "weights.ready");
+    const auto ready = told_by_all<std::uint8_t>(*engine_, trouble.empty() && store_ ? 1 : 0, "weights.ready");
     if (!trouble.empty()) throw Error(ErrorCode::system, trouble);
     for (std::size_t rank = 0; rank < ready.size(); ++rank) {
       if (ready[rank] == 0) throw Error(ErrorCode::system, fmt::format("rank {} could not share weights", rank));
@@ -240,7 +258,44 @@ class SharedWeights::Impl {
   }
 
   void map(Fd file) {
-    mapping_ = std::make_shared<Mapping>(std::move(file), layout_.bytes(), layout_.values(), layout_.values_bytes());
+    mapping_ = std::make_shared<Mapping>(std::move(file), layout_.bytes(), layout_.weights(layout_.copy_of(seat_)),
+                                         layout_.state());
+  }
+
+  // What rank 0 takes as it makes the file. Gradients come later, where they come; and where there are several copies
+  // of the weights, ranks of their nodes see to them, and each rank to the state that it updates.
+  std::size_t bytes_of_first() const { return layout_.copies() == 1 ? layout_.gradients(0) : layout_.weights(0).first; }
+  std::size_t bytes_of_all() const { return layout_.gradients(0) + layout_.seats() * layout_.gradient_places_bytes(); }
+
+  // Lets what this rank works on lie on its own memory node, where ranks run on several.
+  void settle() {
+    if (layout_.copies() == 1) return;
+    const int node = static_cast<int>(node_);
+    const std::size_t copy = layout_.copy_of(seat_);
+    std::vector<FilePart> own = layout_.state_of(layout_.slice(seat_, layout_.seats()));
+    std::size_t first = 0;
+    while (layout_.copy_of(first) != copy) ++first;
+    if (first == seat_) own.push_back(layout_.weights(copy));
+    for (const FilePart& part : own) {
+      if (!mapping_->commit_on_node(part, node)) throw weights::no_memory_for(bytes_of_all());
+    }
+    if (!prefer_memory_node(mapping_->base() + layout_.gradients(seat_), layout_.gradients_bytes(), node)) {
+      log::debug(engine_->rank(),
+                 fmt::format("memory of shared weights lies where it is first touched: the system does "
+                             "not let this process choose memory node {}",
+                             node));
+    }
+    if (seat_ == 0) {
+      log::info(0,
+                fmt::format("ranks run on {} memory nodes; each has a copy of the shared weights", layout_.copies()));
+    }
+  }
+
+  void give_back_copies() const {
+    const auto& read = store_->copies();
+    for (std::size_t copy = 0; copy < layout_.copies(); ++copy) {
+      if (std::find(read.begin(), read.end(), copy) == read.end()) mapping_->give_back(layout_.weights(copy));
+    }
   }
 
   // Empty: they are.
@@ -272,11 +327,11 @@ class SharedWeights::Impl {
   std::vector<GuardedRange> guarded_ranges() const {
     std::vector<GuardedRange> ranges;
     for (const TensorPlace& tensor : layout_.tensors()) {
-      ranges.push_back({shown(tensor.weights), tensor.elements * tensor.width(), warning_for(tensor, "")});
+      ranges.push_back({shown_weights(tensor), tensor.elements * tensor.width(), warning_for(tensor, "")});
       for (std::size_t i = 0; i < tensor.states; ++i) {
         const std::string part = fmt::format("the state {} of ", state_names_[i]);
         ranges.push_back(
-            {shown(tensor.state[i]), tensor.elements * tensor.state_width(), warning_for(tensor, part.c_str())});
+            {shown_state(tensor, i), tensor.elements * tensor.state_width(), warning_for(tensor, part.c_str())});
       }
     }
     return ranges;
@@ -284,6 +339,7 @@ class SharedWeights::Impl {
 
   Engine* engine_;
   Layout layout_;
+  std::int64_t node_;  // the memory node on which this rank runs; -1: on none
   std::size_t seat_ = 0;
   bool load_was_torn_ = false;  // found by an attempt to recover that was not the last
   std::vector<std::string> state_names_;
@@ -302,10 +358,11 @@ SharedWeights::~SharedWeights() = default;
 SharedWeights::SharedWeights(SharedWeights&&) noexcept = default;
 SharedWeights& SharedWeights::operator=(SharedWeights&&) noexcept = default;
 
+std::size_t SharedWeights::copies() const noexcept { return impl_->store().copies().size(); }
 std::size_t SharedWeights::count() const noexcept { return impl_->layout().tensors().size(); }
 
 const void* SharedWeights::weights(std::size_t tensor) const {
-  return impl_->shown(impl_->layout().tensors()[tensor].weights);
+  return impl_->shown_weights(impl_->layout().tensors()[tensor]);
 }
 
 std::size_t SharedWeights::states(std::size_t tensor) const { return impl_->layout().tensors()[tensor].states; }
@@ -315,7 +372,7 @@ const void* SharedWeights::state(std::size_t tensor, std::size_t index) const {
   if (index >= place.states) {
     throw Error(ErrorCode::invalid_argument, fmt::format("'{}' has no state number {}", place.name, index));
   }
-  return impl_->shown(place.state[index]);
+  return impl_->shown_state(place, index);
 }
 
 void* SharedWeights::gradient(std::size_t tensor) { return impl_->gradient(tensor); }

@@ -2,16 +2,24 @@
 #include "lockstep/shared_weights.hpp"
 
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/memory_node.hpp"
 #include "lockstep/error.hpp"
 #include "optim/every_option_test.hpp"
 
@@ -54,13 +62,22 @@ std::vector<float> shared_floats(const SharedWeights& weights, std::size_t tenso
   return {first, first + count};
 }
 
+// As if local rank i were on memory node `nodes[i]` ("0,1"); as it is where empty.
+class OnNodes {
+ public:
+  explicit OnNodes(const std::string& nodes) { ::setenv("LOCKSTEP_MEMORY_NODE", nodes.c_str(), 1); }
+  ~OnNodes() { ::unsetenv("LOCKSTEP_MEMORY_NODE"); }
+};
+
 // Two tensors, five steps; every rank gives the gradient in another way.
-std::vector<float> trained_by_ranks(int size) {
+std::vector<float> trained_by_ranks(int size, const std::string& nodes = "", std::size_t copies = 1) {
+  const OnNodes on_nodes(nodes);
   std::vector<float> result;
   std::mutex mutex;
   std::set<std::uint64_t> hashes;
   const auto words = with_ranks(size, [&](Engine& engine) {
     SharedWeights weights(engine, {{.name = "large", .elements = kLarge}, {.name = "small", .elements = 3}}, {kAdam});
+    EXPECT_EQ(weights.copies(), copies);
     const auto large = numbers<float>(kLarge, 1), small = numbers<float>(3, 2);
     const bool first = engine.rank() == 0;  // what the others give is not looked at
     weights.load({{.weights = first ? large.data() : nullptr, .state = {}}, {.weights = small.data(), .state = {}}});
@@ -93,6 +110,71 @@ TEST(SharedWeights, TrainAsOneRankByItself) {
   }
   // All ranks give the same gradient, so its average has the same bits when their number is a power of two.
   for (int size : {1, 2, 4}) EXPECT_EQ(trained_by_ranks(size), expected) << size << " ranks";
+  EXPECT_EQ(trained_by_ranks(2, "0,1", 2), expected);
+  EXPECT_EQ(trained_by_ranks(4, "0,0,1,1", 2), expected);
+  EXPECT_EQ(trained_by_ranks(4, "2,0,2,1", 3), expected);
+  EXPECT_EQ(trained_by_ranks(2, "1", 1), expected);  // all on one
+}
+
+TEST(SharedWeights, TrainInTwoCopiesAsInOne) {
+  EXPECT_EQ(trained_by_ranks(3, "0,0,1", 2), trained_by_ranks(3));
+  EXPECT_EQ(trained_by_ranks(4, "0,0,0,1", 2), trained_by_ranks(4));
+}
+
+// Where in its file a byte lies.
+std::uint64_t offset_of(const void* byte) {
+  const auto address = reinterpret_cast<std::uintptr_t>(byte);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t first = 0, end = 0, offset = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %lx", &first, &end, &offset) != 3) continue;
+    if (first <= address && address < end) return offset + (address - first);
+  }
+  return 0;
+}
+
+TEST(SharedWeights, LieOnceForEachNodeAndTheirStateOnce) {
+  const OnNodes nodes("0,1,0");
+  std::vector<std::uint64_t> weights_at(3), state_at(3);
+  const auto words = with_ranks(3, [&](Engine& engine) {
+    SharedWeights weights(engine, {{.name = "a", .elements = kLarge}}, {kAdam});
+    weights_at[static_cast<std::size_t>(engine.rank())] = offset_of(weights.weights(0));
+    state_at[static_cast<std::size_t>(engine.rank())] = offset_of(weights.state(0, 1));
+    engine.barrier();
+  });
+  for (const auto& word : words) EXPECT_EQ(word, "");
+  EXPECT_EQ(weights_at[0], weights_at[2]);
+  EXPECT_GE(weights_at[1], weights_at[0] + kLarge * sizeof(float));
+  EXPECT_EQ(std::set(state_at.begin(), state_at.end()).size(), 1U);
+}
+
+// The mode that the kernel has for the memory there, and the node, if there is one alone.
+std::pair<int, int> policy_of(const void* at) {
+  int mode = -1;
+  unsigned long nodes[1024 / (8 * sizeof(unsigned long))] = {};
+  if (::syscall(SYS_get_mempolicy, &mode, nodes, 1024, at, MPOL_F_ADDR) != 0) return {-1, -1};
+  for (int node = 0; node < 64; ++node) {
+    if (nodes[0] == 1UL << node) return {mode, node};
+  }
+  return {mode, -1};
+}
+
+// Said by the rank that runs there, and in force for all who map it. No machine has node 1023: there it stays as it is.
+TEST(SharedWeights, LieOnTheNodeOfThoseWhoUseThem) {
+  alignas(4096) static std::byte page[4096];
+  if (!prefer_memory_node(page, sizeof page, 0)) return;  // a container may forbid it
+  const OnNodes nodes("0,1023");
+  const auto words = with_ranks(2, [](Engine& engine) {
+    SharedWeights weights(engine, {{.name = "a", .elements = kLarge}}, {kAdam});
+    const std::pair near(static_cast<int>(MPOL_PREFERRED), 0), anywhere(static_cast<int>(MPOL_DEFAULT), -1);
+    const auto& expected = engine.rank() == 0 ? near : anywhere;
+    EXPECT_EQ(policy_of(weights.weights(0)), expected);
+    EXPECT_EQ(policy_of(weights.gradient(0)), expected);
+    const auto* state = static_cast<const float*>(weights.state(0, 1));
+    EXPECT_EQ(policy_of(state), near);  // its first part is that of rank 0, whoever looks
+    EXPECT_EQ(policy_of(state + kLarge - 1), anywhere);
+  });
+  for (const auto& word : words) EXPECT_EQ(word, "");
 }
 
 TEST(SharedWeights, LeaveOutTensorsWithoutAGradient) {
@@ -140,16 +222,19 @@ TEST(SharedWeights, RefuseWhatCannotBeShared) {
 }
 
 // Survivors who are threads: the dead one's engine has gone, and its object was left as it was.
-TEST(SharedWeights, GoOnWithSurvivors) {
-  const auto words = with_ranks(3, [](Engine& engine) {
+void go_on_with_survivors(const std::string& nodes, std::size_t copies_before, std::size_t copies_after) {
+  const OnNodes on_nodes(nodes);
+  const auto words = with_ranks(3, [&](Engine& engine) {
     const OptimizerOptions sgd{.learning_rate = 1.0};
     SharedWeights weights(engine, {{.name = "a", .elements = 2}}, {sgd});
+    EXPECT_EQ(weights.copies(), copies_before);
     const float given[2] = {-3.0F, -6.0F};
     weights.update({.optimizers = {sgd}, .gradients = {given}});
     if (engine.rank() == 1) throw Error(ErrorCode::internal, "dies");
     EXPECT_THROW(weights.update({.optimizers = {sgd}, .gradients = {given}}), Error);
     const auto next = engine.continue_with_survivors();
     EXPECT_EQ(weights.recover(*next).updates, 1U);
+    EXPECT_EQ(weights.copies(), copies_after);
     weights.update({.optimizers = {sgd}, .gradients = {given}});
     EXPECT_EQ(weights.updates(), 2U);
     EXPECT_EQ(shared_floats(weights, 0, 2), (std::vector<float>{6.0F, 12.0F}));
@@ -159,6 +244,15 @@ TEST(SharedWeights, GoOnWithSurvivors) {
   EXPECT_EQ(words[0], "done");
   EXPECT_EQ(words[1], "dies");
   EXPECT_EQ(words[2], "done");
+}
+
+TEST(SharedWeights, GoOnWithSurvivors) { go_on_with_survivors("", 1, 1); }
+TEST(SharedWeights, GoOnWithSurvivorsInTwoCopies) { go_on_with_survivors("0,0,1", 2, 2); }
+TEST(SharedWeights, GoOnWithoutTheCopyOfTheDead) { go_on_with_survivors("0,1,0", 2, 1); }
+
+TEST(SharedWeights, RefuseANodeThatIsNone) {
+  const OnNodes nodes("first");
+  EXPECT_THROW(SharedWeights(*std::make_unique<Engine>(Options()), {{.name = "a", .elements = 3}}, {kAdam}), Error);
 }
 
 }  // namespace

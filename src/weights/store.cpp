@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "base/hash.hpp"
 #include "collective/reduce_kernel.hpp"
@@ -100,6 +101,10 @@ std::atomic<std::uint64_t>& Store::journal(std::size_t slice) const {
 
 std::byte* Store::gradient(std::size_t tensor) const {
   return base_ + layout_.gradients(seat_) + layout_.tensors()[tensor].gradient;
+}
+
+std::byte* Store::weights(const TensorPlace& tensor, std::size_t copy) const {
+  return base_ + layout_.weights(copy).first + tensor.weights;
 }
 
 bool Store::holds(std::size_t tensor, const void* gradient) const {
@@ -213,7 +218,7 @@ bool Store::has_gradient(const Piece& piece) const { return given_any_[piece.ten
 void Store::save(const Piece& piece, std::byte* to) const {
   const TensorPlace& tensor = layout_.tensors()[piece.tensor];
   const std::size_t bytes = piece.count * tensor.width(), state_bytes = piece.count * tensor.state_width();
-  std::memcpy(to, base_ + tensor.weights + piece.offset * tensor.width(), bytes);
+  std::memcpy(to, own_weights(tensor) + piece.offset * tensor.width(), bytes);
   for (std::size_t i = 0; i < tensor.states; ++i) {
     std::memcpy(to + bytes + i * state_bytes, base_ + tensor.state[i] + piece.offset * tensor.state_width(),
                 state_bytes);
@@ -223,7 +228,9 @@ void Store::save(const Piece& piece, std::byte* to) const {
 void Store::undo(const Piece& piece, const std::byte* from) const {
   const TensorPlace& tensor = layout_.tensors()[piece.tensor];
   const std::size_t bytes = piece.count * tensor.width(), state_bytes = piece.count * tensor.state_width();
-  std::memcpy(base_ + tensor.weights + piece.offset * tensor.width(), from, bytes);
+  for (const std::size_t copy : copies_) {
+    std::memcpy(weights(tensor, copy) + piece.offset * tensor.width(), from, bytes);
+  }
   for (std::size_t i = 0; i < tensor.states; ++i) {
     std::memcpy(base_ + tensor.state[i] + piece.offset * tensor.state_width(), from + bytes + i * state_bytes,
                 state_bytes);
@@ -247,11 +254,14 @@ void Store::update_piece(const Piece& piece) {
                       .divisor = places_,
                       .prescale = wanted_.prescale,
                       .postscale = wanted_.postscale});
-  OptimizedTensor optimized{.weights = base_ + tensor.weights, .dtype = tensor.dtype};
+  OptimizedTensor optimized{.weights = own_weights(tensor), .dtype = tensor.dtype};
   for (std::size_t i = 0; i < tensor.states; ++i) optimized.state[i] = base_ + tensor.state[i];
   update_weights(wanted_.optimizers[tensor.group], steps_[piece.tensor] + 1, optimized, piece.offset, piece.count,
                  reduced);
-  std::memcpy(base_ + tensor.weights + piece.offset * tensor.width(), reduced, piece.count * tensor.width());
+  for (const std::size_t copy : copies_) {
+    if (copy != copies_.front()) observe(Point::spread, piece);
+    std::memcpy(weights(tensor, copy) + piece.offset * tensor.width(), reduced, piece.count * tensor.width());
+  }
 }
 
 // --- from outside
@@ -262,12 +272,21 @@ bool Store::load_was_torn() const { return head().loading.load(std::memory_order
 
 void Store::load(std::size_t index, const SharedValues& values) {
   const TensorPlace& tensor = layout_.tensors()[index];
-  if (values.weights != nullptr) {
-    std::memcpy(base_ + tensor.weights, values.weights, tensor.elements * tensor.width());
+  for (const std::size_t copy : copies_) {
+    if (values.weights == nullptr) break;
+    std::memcpy(weights(tensor, copy), values.weights, tensor.elements * tensor.width());
   }
   for (std::size_t i = 0; i < tensor.states; ++i) {
     if (values.state[i] == nullptr) continue;
     std::memcpy(base_ + tensor.state[i], values.state[i], tensor.elements * tensor.state_width());
+  }
+}
+
+void Store::even_out() const {
+  const FilePart own = layout_.weights(layout_.copy_of(seat_));
+  for (const std::size_t copy : copies_) {
+    const FilePart other = layout_.weights(copy);
+    if (other.first != own.first) std::memcpy(base_ + other.first, base_ + own.first, own.bytes);
   }
 }
 
@@ -277,7 +296,7 @@ std::uint64_t Store::hash() const {
   for (std::size_t index = 0; index < steps_.size(); ++index) {
     const TensorPlace& tensor = layout_.tensors()[index];
     hasher.add(steps_[index]);
-    hasher.add(base_ + tensor.weights, tensor.elements * tensor.width());
+    hasher.add(own_weights(tensor), tensor.elements * tensor.width());
     for (std::size_t i = 0; i < tensor.states; ++i) {
       hasher.add(base_ + tensor.state[i], tensor.elements * tensor.state_width());
     }
@@ -350,6 +369,9 @@ void Store::enter_next() {
   if (generation_ != world >> 32) boards_read_ = 0;
   generation_ = world >> 32;
   places_ = world & 0xffff'ffffU;
+  std::set<std::size_t> read;
+  for (std::size_t place = 0; place < places_; ++place) read.insert(layout_.copy_of(row(place).seat));
+  copies_.assign(read.begin(), read.end());
   for (place_ = 0; place_ < places_; ++place_) {
     if (row(place_).seat == seat_) return;
   }

@@ -26,6 +26,13 @@
 // counts. So the survivors end with exactly T on every slice (`repair`), which is one of: the state before the update
 // in which the failure came, when somebody had not submitted it, or the state after it.
 //
+// Several copies of the weights. Where ranks run on several memory nodes each node has a copy, and whoever works on a
+// piece writes the new weights into all copies that a rank of this world reads, its dead ones included. All that
+// happens while the word is armed. Before it the copies had the same bits, so one undo buffer holds what was in any of
+// them, and to undo is to put it back into all: again nobody need know how far the dead one came. After it they have
+// the same bits once more. A copy that nobody in the next world reads is written no more, and nothing is read from it:
+// a seat keeps its copy, and worlds only lose seats.
+//
 // Dying in the repair. A slice has one worker at a time: its owner, or after the owner's death one survivor. That one
 // uses the slice's journal as the owner did, so its death leaves a slice that can be repaired again; to undo twice is
 // as good as once. Boards and journals of the survivors' world are prepared beside the old ones, and count from one
@@ -60,7 +67,7 @@ struct BoardRow {
 class Store {
  public:
   /// Where a rank is when it may die, for tests.
-  enum class Point { saved, armed, updated, done, undone };
+  enum class Point { saved, armed, spread, updated, done, undone };  // spread: into one copy, and others are to come
 
   struct Member {
     std::size_t seat = 0;
@@ -77,9 +84,10 @@ class Store {
   std::int64_t steps(std::size_t tensor) const { return steps_[tensor]; }
   void set_steps(std::size_t tensor, std::int64_t steps) { steps_[tensor] = steps; }
   std::byte* gradient(std::size_t tensor) const;
+  const std::vector<std::size_t>& copies() const { return copies_; }  ///< of the weights, that are read now
   /// Whether a gradient of that tensor lies where the others can read it.
   bool holds(std::size_t tensor, const void* gradient) const;
-  std::uint64_t hash() const;
+  std::uint64_t hash() const;  ///< of the copy that this rank reads
 
   /// Throws Error(invalid_argument), with nobody told, when the update makes no sense.
   void submit(const SharedUpdate& update);
@@ -103,6 +111,7 @@ class Store {
   void load(std::size_t tensor, const SharedValues& values);
   void end_load();
   bool load_was_torn() const;
+  void even_out() const;  ///< after a torn one: the copy that this rank reads becomes that of all
 
   // After a failure; each when all survivors have come there.
 
@@ -132,6 +141,8 @@ class Store {
   BoardRow& row(std::size_t place) const;
   std::uint64_t* given(std::size_t place) const;
   std::atomic<std::uint64_t>& journal(std::size_t slice) const;
+  std::byte* weights(const TensorPlace& tensor, std::size_t copy) const;
+  std::byte* own_weights(const TensorPlace& tensor) const { return weights(tensor, layout_.copy_of(seat_)); }
 
   std::uint64_t target() const;
   void read_boards(std::uint64_t update);
@@ -148,10 +159,11 @@ class Store {
   std::byte* base_;
   std::size_t seat_;
   pid_t pid_;
-  std::size_t generation_ = 0;  // of boards and journals
-  std::size_t places_ = 0;      // ranks that share now
-  std::size_t place_ = 0;       // of this one among them
-  std::uint64_t updates_ = 0;   // that are complete
+  std::size_t generation_ = 0;       // of boards and journals
+  std::size_t places_ = 0;           // ranks that share now
+  std::size_t place_ = 0;            // of this one among them
+  std::vector<std::size_t> copies_;  // of the weights, that ranks of this world read
+  std::uint64_t updates_ = 0;        // that are complete
   std::vector<std::int64_t> steps_;
   SharedUpdate wanted_;                  // the last that was submitted, without its gradients
   std::uint64_t boards_read_ = 0;        // the update for which the two below hold

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <cstring>
 #include <map>
@@ -29,6 +30,9 @@ const std::vector<OptimizerOptions> kOptimizers = {{.kind = OptimizerKind::adam,
 
 struct Death {};
 
+using Copies = std::vector<std::size_t>;
+const std::vector<Copies> kTwoCopies = {{0, 1}, {0, 0, 1}, {0, 1, 1}, {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}};
+
 void fill(DType dtype, void* to, std::size_t count, std::uint64_t salt) {
   for (std::size_t i = 0; i < count; ++i) {
     const float value = number_at(i, salt);
@@ -41,9 +45,12 @@ void fill(DType dtype, void* to, std::size_t count, std::uint64_t salt) {
 // Ranks that take turns on one thread, so that a death can be put at every point.
 class Ranks {
  public:
-  explicit Ranks(std::size_t count) : layout_(kTensors, kOptimizers, count), memory_(layout_.bytes()) {
+  explicit Ranks(std::size_t count) : Ranks(Copies(count, 0)) {}
+
+  // Seat i reads copy `copies[i]` of the weights.
+  explicit Ranks(const Copies& copies) : layout_(kTensors, kOptimizers, copies), memory_(layout_.bytes()) {
     Store::initialise(layout_, memory_.data());
-    for (std::size_t seat = 0; seat < count; ++seat) add(seat);
+    for (std::size_t seat = 0; seat < copies.size(); ++seat) add(seat);
     for (std::size_t i = 0; i < kTensors.size(); ++i) {
       std::vector<std::byte> values(kTensors[i].elements * size_of(kTensors[i].dtype));
       fill(kTensors[i].dtype, values.data(), kTensors[i].elements, i);
@@ -117,7 +124,8 @@ class Ranks {
       if (at-- != 0) return;
       const TensorPlace& tensor = layout_.tensors()[piece.tensor];
       if (point == Store::Point::armed && piece.count > 0) {
-        std::memset(memory_.data() + tensor.weights + piece.offset * tensor.width(), 0xA5, tensor.width());
+        const std::size_t torn = layout_.weights(layout_.copies() - 1).first + tensor.weights;
+        std::memset(memory_.data() + torn + piece.offset * tensor.width(), 0xA5, tensor.width());
         std::memset(memory_.data() + tensor.state[0] + piece.offset * tensor.state_width(), 0x5A, 2);
       }
       throw Death();
@@ -138,7 +146,7 @@ class Ranks {
   std::map<std::size_t, std::unique_ptr<Store>> stores_;
 };
 
-// Hashes after 0, 1, 2, ... updates that nobody disturbs.
+// Hashes after 0, 1, 2, ... updates that nobody disturbs, with one copy.
 std::vector<std::uint64_t> undisturbed(std::size_t ranks, int updates) {
   Ranks world(ranks);
   std::vector<std::uint64_t> hashes = {world.hash()};
@@ -149,38 +157,50 @@ std::vector<std::uint64_t> undisturbed(std::size_t ranks, int updates) {
   return hashes;
 }
 
-enum class Others { before, after, never };  // do their parts before the victim, after its death, or in the repair
+enum class Others { before, after, never };  // do their parts before the victims, after their death, or in the repair
 
-// False: the victim has so few points that it did not die.
-bool dies_and_is_whole(std::size_t victim, int at, Others others, const std::vector<std::uint64_t>& expected,
-                       std::optional<std::pair<std::size_t, int>> second = {}) {
-  Ranks world(3);
+struct Deaths {
+  std::vector<std::size_t> victims = {};
+  int at = 0;                                              // which point
+  std::optional<std::pair<std::size_t, int>> second = {};  // who dies in the repair, and where
+};
+
+// False: a victim has so few points that it did not die.
+bool die_and_are_whole(const Copies& copies, const Deaths& deaths, Others others, std::uint64_t expected) {
+  Ranks world(copies);
+  auto is_victim = [&](std::size_t seat) {
+    return std::find(deaths.victims.begin(), deaths.victims.end(), seat) != deaths.victims.end();
+  };
   world.update();
-  for (std::size_t seat = 0; seat < 3; ++seat) world.submit(seat);
-  if (others != Others::never) {
-    for (std::size_t seat = 0; seat < 3; ++seat) EXPECT_TRUE(world[seat].agreed());
+  const auto all = world.seats();
+  for (const std::size_t seat : all) world.submit(seat);
+  for (const std::size_t seat : all) {
+    const bool takes_part = others != Others::never || is_victim(seat);
+    EXPECT_TRUE(!takes_part || world[seat].agreed());
   }
-  EXPECT_TRUE(world[victim].agreed());
   auto others_apply = [&] {
-    for (std::size_t seat = 0; seat < 3; ++seat) {
-      if (seat != victim) world[seat].apply();
+    for (const std::size_t seat : all) {
+      if (!is_victim(seat)) world[seat].apply();
     }
   };
   if (others == Others::before) others_apply();
-  world.let_die(victim, at);
-  bool died = false;
-  try {
-    world[victim].apply();
-  } catch (const Death&) {
-    died = true;
+  for (const std::size_t victim : deaths.victims) {
+    world.let_die(victim, deaths.at);
+    bool died = false;
+    try {
+      world[victim].apply();
+    } catch (const Death&) {
+      died = true;
+    }
+    if (!died) return false;
+    world.lose(victim);
   }
-  if (!died) return false;
-  world.lose(victim);
   if (others == Others::after) others_apply();
-  if (second) world.let_die(second->first, second->second);
-  world.recover(second ? std::optional(second->first) : std::nullopt);
-  EXPECT_EQ(world.hash(), expected[2]) << "victim " << victim << " at point " << at;
+  if (deaths.second) world.let_die(deaths.second->first, deaths.second->second);
+  world.recover(deaths.second ? std::optional(deaths.second->first) : std::nullopt);
+  EXPECT_EQ(world.hash(), expected) << "victim " << deaths.victims[0] << " at point " << deaths.at;
   world.update();  // and they can go on
+  world.hash();
   return true;
 }
 
@@ -189,18 +209,121 @@ TEST(WeightStore, IsWholeWhereverARankDies) {
   for (const Others others : {Others::before, Others::after, Others::never}) {
     for (std::size_t victim = 0; victim < 3; ++victim) {
       int at = 0;
-      while (dies_and_is_whole(victim, at, others, expected)) ++at;
+      while (die_and_are_whole({0, 0, 0}, {.victims = {victim}, .at = at}, others, expected[2])) ++at;
       EXPECT_GE(at, 4) << "points of rank " << victim;
     }
   }
+}
+
+TEST(WeightStore, AllCopiesHaveTheBitsOfOne) {
+  for (const Copies& copies : kTwoCopies) {
+    const int updates = under_sanitizer() ? 5 : 40;
+    const auto expected = undisturbed(copies.size(), updates);
+    Ranks world(copies);
+    EXPECT_EQ(world[0].copies(), (Copies{0, 1}));
+    EXPECT_EQ(world.hash(), expected[0]);  // what was loaded
+    for (int i = 1; i <= updates; ++i) {
+      world.update();
+      ASSERT_EQ(world.hash(), expected[static_cast<std::size_t>(i)]);
+    }
+  }
+}
+
+// Among the victims are all ranks of a copy.
+TEST(WeightStore, AllCopiesAreWholeWhereverARankDies) {
+  for (const Copies& copies : kTwoCopies) {
+    const auto expected = undisturbed(copies.size(), 2);
+    const auto several = under_sanitizer() ? std::vector{Others::never} : std::vector{Others::before, Others::never};
+    for (const Others others : several) {
+      for (std::size_t victim = 0; victim < copies.size(); ++victim) {
+        int at = 0;
+        while (die_and_are_whole(copies, {.victims = {victim}, .at = at}, others, expected[2])) ++at;
+        EXPECT_GE(at, 5) << "points of rank " << victim;
+      }
+    }
+  }
+}
+
+TEST(WeightStore, ACopyWithoutRanksIsDropped) {
+  const auto expected = undisturbed(4, 2);
+  for (const Copies& copies : {Copies{0, 0, 1, 1}, Copies{0, 1, 0, 1}}) {
+    for (const std::size_t dead : {0U, 1U}) {
+      Deaths deaths;
+      for (std::size_t seat = 0; seat < 4; ++seat) {
+        if (copies[seat] == dead) deaths.victims.push_back(seat);
+      }
+      while (die_and_are_whole(copies, deaths, Others::never, expected[2])) ++deaths.at;
+      EXPECT_GE(deaths.at, 5);
+    }
+  }
+  Ranks world(Copies{0, 1, 1});
+  world.update();
+  world.lose(0);
+  world.recover();
+  EXPECT_EQ(world[1].copies(), Copies{1});
+  const FilePart dropped = world.layout().weights(0);
+  std::memset(world.memory() + dropped.first, 0xA5, dropped.bytes);
+  Ranks twin(Copies{0, 1, 1});
+  twin.update();
+  twin.lose(0);
+  twin.recover();
+  for (int i = 0; i < 3; ++i) {
+    world.update();
+    twin.update();
+    EXPECT_EQ(world.hash(), twin.hash());
+  }
+  for (std::size_t i = 0; i < dropped.bytes; ++i) {
+    ASSERT_EQ(world.memory()[dropped.first + i], std::byte{0xA5}) << "nobody writes into it any more";
+  }
+}
+
+TEST(WeightStore, CopiesAreWholeWhenAnotherDiesInTheRepair) {
+  const auto expected = undisturbed(4, 2);
+  const Copies copies = {0, 0, 1, 1};
+  for (int at : {0, 1, 2, 3, 4}) {
+    for (int second = 0; second < 5; ++second) {
+      // In its own slice: the second is of the same copy, which is dropped then, or of the other one.
+      for (const std::size_t other : {2U, 1U}) {
+        const Deaths deaths{.victims = {3}, .at = at, .second = std::pair(std::size_t{other}, second)};
+        EXPECT_TRUE(die_and_are_whole(copies, deaths, Others::never, expected[2]));
+      }
+      // In the slice of the first, for instance when it has just undone: then one who reads the other copy goes on.
+      const Deaths deaths{.victims = {3}, .at = at, .second = std::pair(std::size_t{0}, second)};
+      EXPECT_TRUE(die_and_are_whole(copies, deaths, Others::before, expected[2]));
+    }
+  }
+}
+
+TEST(WeightStore, LoadsIntoAllCopiesAndEvensOutATornLoad) {
+  Ranks world(Copies{0, 1, 0});
+  world.update();
+  std::vector<float> values(kTensors[0].elements, 0.5F);
+  world[0].begin_load();
+  world[0].load(0, {.weights = values.data(), .state = {nullptr, values.data()}});
+  world[0].end_load();
+  const auto loaded = world.hash();
+  Ranks twin(3);
+  twin.update();
+  twin[2].load(0, {.weights = values.data(), .state = {nullptr, values.data()}});
+  EXPECT_EQ(loaded, twin.hash());
+
+  const std::size_t own = world.layout().weights(1).first + world.layout().tensors()[0].weights;
+  world[0].begin_load();
+  std::memset(world.memory() + own, 0xA5, 100);  // died in the middle of it
+  EXPECT_NE(world[1].hash(), world[2].hash());
+  EXPECT_TRUE(world[2].load_was_torn());
+  world[2].even_out();
+  EXPECT_EQ(world.hash(), loaded);
 }
 
 TEST(WeightStore, IsWholeWhenAnotherDiesInTheRepair) {
   const auto expected = undisturbed(3, 2);
   for (int at : {0, 1, 2, 3}) {
     for (int second = 0; second < 4; ++second) {
-      EXPECT_TRUE(dies_and_is_whole(1, at, Others::never, expected, std::pair(std::size_t{0}, second)));
-      EXPECT_TRUE(dies_and_is_whole(0, at, Others::never, expected, std::pair(std::size_t{2}, second)));
+      for (const auto& [victim, other] : {std::pair(1U, 0U), std::pair(0U, 2U)}) {
+        const Deaths deaths{.victims = {victim}, .at = at, .second = std::pair(std::size_t{other}, second)};
+        EXPECT_TRUE(die_and_are_whole({0, 0, 0}, deaths, Others::never, expected[2]));
+      }
     }
   }
 }
@@ -283,14 +406,13 @@ TEST(WeightStore, RefusesWhatMakesNoSense) {
 }
 
 // Ranks as threads on one mapping, for the thread sanitizer; and the bits are those of one rank after another.
-TEST(WeightStore, UpdatesOnSeveralThreadsAtOnce) {
-  constexpr std::size_t kCount = 3;
+void update_on_threads(const Copies& copies) {
   const int updates = under_sanitizer() ? 5 : 50;
-  const auto expected = undisturbed(kCount, updates);
-  Ranks world(kCount);
-  std::barrier<> all(kCount);
+  const auto expected = undisturbed(copies.size(), updates);
+  Ranks world(copies);
+  std::barrier<> all(static_cast<std::ptrdiff_t>(copies.size()));
   std::vector<std::thread> threads;
-  for (std::size_t seat = 0; seat < kCount; ++seat) {
+  for (std::size_t seat = 0; seat < copies.size(); ++seat) {
     threads.emplace_back([&, seat] {
       for (int i = 0; i < updates; ++i) {
         world.submit(seat);
@@ -305,6 +427,9 @@ TEST(WeightStore, UpdatesOnSeveralThreadsAtOnce) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(world.hash(), expected.back());
 }
+
+TEST(WeightStore, UpdatesOnSeveralThreadsAtOnce) { update_on_threads({0, 0, 0}); }
+TEST(WeightStore, UpdatesCopiesOnSeveralThreadsAtOnce) { update_on_threads({0, 0, 1}); }
 
 TEST(WeightStore, KnowsWhatOthersCanRead) {
   Ranks world(2);
@@ -334,6 +459,59 @@ TEST(WeightLayout, CutsEverythingOnce) {
     }
     for (std::size_t i = 0; i < kTensors.size(); ++i) EXPECT_EQ(covered[i], kTensors[i].elements);
   }
+}
+
+TEST(WeightLayout, HasOneCopyPerNode) {
+  auto copies = [](std::vector<std::int64_t> nodes) { return copies_by_node(nodes); };
+  EXPECT_EQ(copies({0, 0, 0}), (Copies{0, 0, 0}));
+  EXPECT_EQ(copies({5, 5, 2, 5}), (Copies{0, 0, 1, 0}));
+  EXPECT_EQ(copies({1, 0, 3}), (Copies{0, 1, 2}));
+  EXPECT_EQ(copies({0, 1, -1}), (Copies{0, 0, 0}));  // one that may run anywhere
+  EXPECT_EQ(copies({}), Copies{});
+}
+
+// Weights for each copy, state for all of them, gradients for each seat.
+TEST(WeightLayout, PutsNothingOverAnother) {
+  const Layout layout(kTensors, kOptimizers, Copies{0, 1, 2, 1});
+  EXPECT_EQ(layout.copies(), 3U);
+  std::vector<FilePart> parts = {layout.weights(0), layout.weights(1), layout.weights(2), layout.state()};
+  for (std::size_t seat = 0; seat < 4; ++seat) {
+    parts.push_back({layout.gradients(seat), layout.gradients_bytes()});
+    EXPECT_LT(layout.undo(seat), layout.weights(0).first);
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i].first % 4096, 0U);
+    EXPECT_LE(parts[i].first + parts[i].bytes, i + 1 < parts.size() ? parts[i + 1].first : layout.bytes());
+  }
+  for (const TensorPlace& tensor : layout.tensors()) {
+    EXPECT_LE(tensor.weights + tensor.elements * tensor.width(), layout.weights(0).bytes);
+    for (std::size_t i = 0; i < tensor.states; ++i) {
+      EXPECT_GE(tensor.state[i], layout.state().first);
+      EXPECT_LE(tensor.state[i] + tensor.elements * tensor.state_width(), layout.gradients(0));
+    }
+  }
+  const Layout other(kTensors, kOptimizers, Copies{0, 1, 2, 2});
+  EXPECT_NE(layout.hash(), other.hash());
+  EXPECT_EQ(layout.hash(), Layout(kTensors, kOptimizers, Copies{0, 1, 2, 1}).hash());
+}
+
+// Each rank sees to the state of its slice, in a few parts, and together they see to all of it.
+TEST(WeightLayout, KnowsWhereTheStateOfASliceLies) {
+  std::vector<SharedTensor> tensors(40, {.name = "x", .elements = 3'000});
+  tensors[17].elements = 100'000;
+  const Layout layout(tensors, kOptimizers, Copies{0, 1, 0});
+  std::set<std::size_t> pages;
+  for (std::size_t seat = 0; seat < 3; ++seat) {
+    const auto parts = layout.state_of(layout.slice(seat, 3));
+    EXPECT_LE(parts.size(), 5U);
+    for (const FilePart& part : parts) {
+      EXPECT_EQ(part.first % 4096 + part.bytes % 4096, 0U);
+      for (std::size_t at = 0; at < part.bytes; at += 4096) pages.insert(part.first + at);
+    }
+  }
+  EXPECT_EQ(pages.size() * 4096, layout.state().bytes);
+  EXPECT_EQ(*pages.begin(), layout.state().first);
+  EXPECT_TRUE(layout.state_of({0, 0}).empty());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void put_gradient(std::size_t rank, std::size_t tensor, void* to) {
   std::memcpy(to, values.data(), values.size() * sizeof(float));
 }
 
-// Hashes of an undisturbed run, by number of updates.
+// Hashes of an undisturbed run with one copy, by number of updates.
 class Undisturbed {
  public:
   Undisturbed() : layout_(kShared, kRule, kWorld), memory_(layout_.bytes()) {
@@ -97,12 +97,21 @@ std::string update_until_lost(Engine& engine) {
   Processes::end_at_once(said.str());
 }
 
+// The ranks that are started meanwhile inherit where they are.
+class OnNodes {
+ public:
+  explicit OnNodes(const std::string& nodes) { ::setenv("LOCKSTEP_MEMORY_NODE", nodes.c_str(), 1); }
+  ~OnNodes() { ::unsetenv("LOCKSTEP_MEMORY_NODE"); }
+};
+
 int kills_wanted() {
   const char* given = std::getenv("LOCKSTEP_TEST_KILLS");
   return given == nullptr ? 20 : std::atoi(given);
 }
 
-TEST(TornUpdate, IsWholeAfterKillsAtRandomMoments) {
+// `nodes`: the memory node of each rank, "0,0,1,1"; empty: there is one copy of the weights.
+void kill_at_random_moments(const std::string& nodes) {
+  const OnNodes on_nodes(nodes);
   Undisturbed reference;
   std::mt19937 random(20'261'118);
   std::map<std::string, int> outcomes;
@@ -130,11 +139,16 @@ TEST(TornUpdate, IsWholeAfterKillsAtRandomMoments) {
       EXPECT_EQ(hash, reference.hash_after(after)) << "round " << round << ", rank " << rank;
       ++outcomes[after == before ? "as before" : "one further"];
     }
-    if (HasFailure()) break;
+    if (testing::Test::HasFailure()) break;
   }
   std::printf("figure: %d kills; survivors that found the update done or not begun: %d, completed it: %d\n", kills,
               outcomes["as before"], outcomes["one further"]);
 }
+
+TEST(TornUpdate, IsWholeAfterKillsAtRandomMoments) { kill_at_random_moments(""); }
+
+// At times all ranks of a copy die.
+TEST(TornUpdate, IsWholeInTwoCopiesAfterKillsAtRandomMoments) { kill_at_random_moments("0,0,1,1"); }
 
 // It could wake up and write: the others end it before they touch what it was working on.
 TEST(TornUpdate, EndsARankThatWasStoppedInIt) {

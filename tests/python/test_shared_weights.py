@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import signal
+from contextlib import contextmanager
 
 import lockstep.torch as hvd
 import pytest
@@ -422,6 +423,84 @@ def test_parameters_are_read_only_and_buffers_are_private(two):
         assert rose
         assert mapped == 6
         assert not shown
+
+
+# A copy of the weights for each memory node.
+
+
+@contextmanager
+def on_nodes(nodes):
+    """As if local rank i were on the i-th of these memory nodes."""
+    os.environ["LOCKSTEP_MEMORY_NODE"] = nodes
+    try:
+        yield
+    finally:
+        del os.environ["LOCKSTEP_MEMORY_NODE"]
+
+
+def seen_at(tensor):
+    """Where in the memory file it lies."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            if first <= tensor.data_ptr() < last:
+                return int(line.split()[2], 16) + tensor.data_ptr() - first if "lockstep-weights" in line else None
+    return None
+
+
+def train_on_nodes(nodes):
+    """Losses to the bit, and where the weights and the state of a parameter lie. Without nodes: fused, not shared."""
+    hvd.init()
+    model, kept = large_model(), []
+    with on_nodes(nodes or "0"):
+        optimizer = hvd.DistributedOptimizer(
+            plain("AdamW", model), model.named_parameters(), **({"share_weights": True} if nodes else {"fused": True})
+        )
+    for number in range(8):
+        optimizer.zero_grad()
+        loss = large_loss(model, number)
+        loss.backward()
+        optimizer.step()
+        kept.append(loss.item().hex())
+        if number == 3 and nodes:
+            with hvd.modify(model), torch.no_grad():
+                model[0].bias.mul_(0.5)
+        elif number == 3:
+            with torch.no_grad():
+                model[0].bias.mul_(0.5)
+    return kept, weights(model), seen_at(model[2].weight), seen_at(optimizer.state[model[2].weight]["exp_avg"])
+
+
+@pytest.mark.parametrize("nodes", ["0,1", "0,0,1", "0,1,2"])
+def test_a_copy_for_each_memory_node(two, three, nodes):
+    world = {2: two, 3: three}[nodes.count(",") + 1]
+    copies, one, fused = (world.values(train_on_nodes, where) for where in (nodes, "0", None))
+    for rank in range(world.size):
+        assert copies[rank][:2] == one[rank][:2] == fused[rank][:2]  # to the bit
+    assert len({weights_at for *_, weights_at, _ in copies}) == len(set(nodes.split(",")))
+    assert len({state_at for *_, state_at in copies}) == 1
+    assert len({weights_at for *_, weights_at, _ in one}) == 1
+
+
+def write_on_a_node(nodes, write):
+    with on_nodes(nodes):
+        return write_in_a_child(write)
+
+
+def test_a_stray_write_into_a_copy_names_the_parameter(two):
+    for ended_by, said in two.values(write_on_a_node, "0,1", "add_"):
+        assert ended_by == signal.SIGSEGV
+        assert "writes into '3.weight'" in said
+
+
+def ask_for_a_node(nodes):
+    with on_nodes(nodes):
+        return message_of(shared)
+
+
+def test_a_wrong_memory_node_is_named(two):
+    for message in two.values(ask_for_a_node, "near"):
+        assert "LOCKSTEP_MEMORY_NODE=near has no memory node for local rank" in message
 
 
 # Gradients that are born where the others can read them.

@@ -1,9 +1,10 @@
-"""One copy of weights and optimizer state for all ranks of a host: `DistributedOptimizer(..., share_weights=True)`.
+"""Weights and optimizer state that all ranks of a host share: `DistributedOptimizer(..., share_weights=True)`.
 
 Parameters become views of memory that all ranks have mapped, read-only: what the optimizer computes is written there by
-the engine, once for all. Gradients stay the rank's own, and lie where the others can read them: where `lockstep run`
-has preloaded its library they are born there, otherwise they are copied. So a stray write into a parameter is a fault,
-which names it; who means to write says so with `modify`. Buffers are never shared.
+the engine, once for all, into one copy for each memory node on which ranks run. Gradients stay the rank's own, and lie
+where the others can read them: where `lockstep run` has preloaded its library they are born there, otherwise they are
+copied. So a stray write into a parameter is a fault, which names it; who means to write says so with `modify`. Buffers
+are never shared.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ SUITES = {
         "LOCKSTEP_TEST_FULL=1 tools/unit_tests release -L fault --repeat until-fail:20",
     ),
     "torn": (
-        "1,000 ranks killed at random moments of updates of shared weights",
+        "1,000 ranks killed at random moments of updates of shared weights, with one copy of them and with two",
         "LOCKSTEP_TEST_KILLS=1000 build/release/tests/lockstep_fault_tests --gtest_filter='TornUpdate.IsWhole*'",
     ),
     "simulation": (

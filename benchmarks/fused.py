@@ -5,10 +5,11 @@ E is the time of a step without communication, with PyTorch's fastest optimizer 
 step of the contender, in the same processes and turns (training.py has models, turns and rules). Contenders: fused
 steps with one copy of the weights (share_weights=True), fused steps with weights of each rank's own, the plain path
 with PyTorch's fastest optimizer, DDP on Gloo with it, ZeroRedundancyOptimizer over that, and PyTorch's default
-optimizer without communication, because that is what most programs have. Beside them: one process with all cores and
-the batches of all ranks. Every batch is fresh: a model that has learned its one batch by heart has state so small that
-every optimizer slows down. The first has processes of its own, with a baseline of its own: gradients are born in the
-memory of whichever optimizer has room for that size.
+optimizer without communication, because that is what most programs have; and forward and backward passes alone, which
+tell how much an optimizer costs, and so what can be gained at most when ranks divide its work. Beside them: one process
+with all cores and the batches of all ranks. Every batch is fresh: a model that has learned its one batch by heart has
+state so small that every optimizer slows down. The first has processes of its own, with a baseline of its own:
+gradients are born in the memory of whichever optimizer has room for that size.
 
 Appends to benchmarks/results/fused.csv and makes the table of docs/performance.md anew (fused_report.py).
 """
@@ -24,7 +25,7 @@ import torch.distributed as dist
 import training
 import training_report
 from figures import ROUNDS_NEEDED
-from fused_report import DEFAULT, FUSED, GLOO, PLAIN, SHARED, ZERO
+from fused_report import DEFAULT, FUSED, GLOO, GRADIENTS, PLAIN, SHARED, ZERO
 from torch import nn
 from training_report import ALONE, ONE_PROCESS
 
@@ -61,6 +62,22 @@ def alone(kind, name, fastest=True):
     return Contender(model, make_optimizer(name, model.parameters(), fastest))
 
 
+class NoOptimizer:
+    def __init__(self, model):
+        self.model = model
+
+    def zero_grad(self):
+        self.model.zero_grad()
+
+    def step(self):
+        pass
+
+
+def gradients_alone(kind):
+    model = training.make_model(kind)
+    return Contender(model, NoOptimizer(model))
+
+
 def distributed(kind, name, **options):
     import lockstep.torch as hvd
 
@@ -93,6 +110,7 @@ def measure(kind, name, arguments, group, write):
         GLOO: lambda: ddp(kind, name, group),
         ZERO: lambda: ddp(kind, name, group, zero=True),
         DEFAULT: lambda: alone(kind, name, fastest=False),
+        GRADIENTS: lambda: gradients_alone(kind),
     }
     if os.environ[PART] == SHARED:
         makers = {SHARED: lambda: distributed(kind, name, share_weights=True)}
@@ -103,7 +121,7 @@ def measure(kind, name, arguments, group, write):
         label = fused_report.label(kind, name)
         training.measure(label, batch, {ALONE: base, **contenders}, arguments.rounds, write, data)
     for contender_name, contender in contenders.items():
-        if contender_name != DEFAULT:
+        if contender_name not in (DEFAULT, GRADIENTS):
             contender.check()
 
 

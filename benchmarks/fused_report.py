@@ -13,12 +13,16 @@ BEGIN, END = (f"<!-- made by benchmarks/fused_report.py: {word} -->" for word in
 FUSED, SHARED = "fused steps", "fused steps, one copy of the weights"
 PLAIN, GLOO = "plain path", "DDP on Gloo"
 ZERO, DEFAULT = "ZeroRedundancyOptimizer on Gloo", "no communication, default optimizer"
-CONTENDERS = (SHARED, FUSED, PLAIN, GLOO, ZERO, DEFAULT)
+GRADIENTS = "forward and backward alone"
+CONTENDERS = (SHARED, FUSED, PLAIN, GLOO, ZERO, DEFAULT, GRADIENTS)
 
 
 def label(model, optimizer):
     return f"{model}, {optimizer}"
 
+
+FASTER_THAN_GLOO = 2.8  # steps per second of fused steps, at batch 16
+LIMIT = f"limit: 1/{RANKS} of the update, no communication"
 
 # E of fused steps, at least.
 BARS = {
@@ -37,13 +41,26 @@ def read(results):
     return [runs[name] for name in sorted(runs)], max(runs)
 
 
+def limit_of(run, model, batch):
+    """E of ranks that divide the optimizer's work among them and wait for nothing; 0: not known."""
+    e = run.e(model, batch, GRADIENTS)
+    return 1 / (1 / e.median + (1 - 1 / e.median) / RANKS) if e else 0
+
+
 def bars(run):
     """(what, bar, figure, whether it passes) of one run."""
     for (model, batch), least in BARS.items():
+        limit = limit_of(run, model, batch)
         for name in (SHARED, FUSED):
             if e := run.e(model, batch, name):
-                figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f})"
+                figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f}){f'; limit {limit:.2f}' if limit else ''}"
                 yield f"{model}, batch {batch}: {name}", f"≥ {least}", figure, e.median >= least
+    for model in dict.fromkeys(key[0] for key in BARS if key[0].startswith("MLP")):
+        ours, theirs = (run.seconds[model, 16, name] for name in (SHARED, GLOO))
+        if ours and theirs:
+            faster = median_with_interval(theirs).median / median_with_interval(ours).median
+            what = f"{model}, batch 16: steps per second, one copy of the weights against {GLOO}"
+            yield what, f"≥ {FASTER_THAN_GLOO}x", f"{faster:.2f}x", faster >= FASTER_THAN_GLOO
 
 
 def bar_rows(runs):
@@ -61,6 +78,8 @@ def comparison(run):
         for name in CONTENDERS:
             e, seconds = run.e(model, batch, name), run.seconds[model, batch, name]
             cells.append(f"{e.median:.2f} ({median_with_interval(seconds).median * 1e3:.1f} ms)" if e else "-")
+        limit = limit_of(run, model, batch)
+        cells.append(f"{limit:.2f}" if limit else "-")
         alone = run.seconds[model, batch, ONE_PROCESS]
         cells.append(f"{median_with_interval(alone).median * 1e3:.1f} ms" if alone else "-")
         yield model, batch, *cells
@@ -68,7 +87,7 @@ def comparison(run):
 
 def write(results=report.RESULTS, page=report.PAGE):
     runs, last = read(results)
-    header = ("model", "batch of one rank", *CONTENDERS, f"{ONE_PROCESS}, {RANKS} batches at once")
+    header = ("model", "batch of one rank", *CONTENDERS, LIMIT, f"{ONE_PROCESS}, {RANKS} batches at once")
     lines = [
         f"Last run: {last}.",
         "",

@@ -12,7 +12,7 @@ namespace lockstep::engine {
 /// Spinning pays when the peer runs on another core. When ranks outnumber cores it only keeps the peer from running.
 class Patience {
  public:
-  explicit Patience(bool crowded) : spins_(crowded ? 10 : 1000), yields_(crowded ? 30 : 100) {}
+  explicit Patience(bool crowded) : spins_(crowded ? 1 : 1000), yields_(crowded ? 30 : 100) {}
 
   /// Sleeps at once.
   static Patience none() { return {0, 0}; }

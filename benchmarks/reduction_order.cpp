@@ -88,8 +88,8 @@ int main() {
     return 1;
   }
   Leaves leaves{};
-  // At the beginning of a line, as blocks of the heap and PyTorch's tensors are; and two lines apart, so that no two lie
-  // at the same place of their pages.
+  // At the beginning of a line, as blocks of the heap and PyTorch's tensors are; and two lines apart, so that no two
+  // lie at the same place of their pages.
   alignas(64) static std::array<float, 9 * (kElements + 32)> memory;
   memory.fill(1.0F);
   for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = memory.data() + i * (kElements + 32);

@@ -56,7 +56,7 @@ def bars(run):
                 figure = f"{e.median:.2f} ({e.low:.2f}-{e.high:.2f}){f'; limit {limit:.2f}' if limit else ''}"
                 yield f"{model}, batch {batch}: {name}", f"≥ {least}", figure, e.median >= least
     for model in dict.fromkeys(key[0] for key in BARS if key[0].startswith("MLP")):
-        ours, theirs = (run.seconds[model, 16, name] for name in (SHARED, GLOO))
+        ours, theirs = (run.seconds.get((model, 16, name)) for name in (SHARED, GLOO))  # asking must not make a row
         if ours and theirs:
             faster = median_with_interval(theirs).median / median_with_interval(ours).median
             what = f"{model}, batch 16: steps per second, one copy of the weights against {GLOO}"

@@ -22,21 +22,23 @@ std::uint64_t inode_of(const Fd& file) {
 
 }  // namespace
 
-Error no_memory_for(std::size_t wanted) {
+Error no_memory_for(std::size_t wanted, std::size_t copies) {
+  std::string fewer;
+  if (copies > 1) fewer = fmt::format(" LOCKSTEP_MEMORY_NODE=0 gives one copy of the weights instead of {}.", copies);
   return Error(
       ErrorCode::system,
       fmt::format("no memory for shared weights: weights, optimizer state and the gradients of all ranks of "
-                  "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.",
-                  (wanted >> 20) + 1));
+                  "this host take {} MB. Raise the memory limit of the job or container, or start fewer ranks.{}",
+                  (wanted >> 20) + 1, fewer));
 }
 
-Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted) {
+Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted, std::size_t copies) {
   Fd file(::memfd_create("lockstep-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) throw_errno("make memory for shared weights");
   if (::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) throw_errno("size the memory of shared weights");
   const auto left = memory_left();
   if ((left && *left < wanted) || !heap::take_memory(file.get(), 0, taken)) {
-    throw no_memory_for(wanted);
+    throw no_memory_for(wanted, copies);
   }
   // A peer that could shrink the file could kill everybody else with SIGBUS.
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

@@ -25,9 +25,9 @@ struct FileAddress {
 
 /// Zeros. The memory of the first `taken` bytes is taken, so that touching it kills nobody; the rest is taken by
 /// `Mapping::commit`, part by part. Throws Error(system) when there is not so much as `wanted` in all.
-Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted);
-/// What to throw when there is not: `wanted` as above.
-Error no_memory_for(std::size_t wanted);
+Fd make_memory_file(std::size_t bytes, std::size_t taken, std::size_t wanted, std::size_t copies = 1);
+/// What to throw when there is not: `wanted` as above, with so many copies of the weights.
+Error no_memory_for(std::size_t wanted, std::size_t copies);
 FileAddress address_of(const Fd& file);
 
 /// Opens that of another process of this user. Throws Error(system).

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <string>
+
 namespace lockstep::weights {
 namespace {
 
@@ -37,6 +39,12 @@ TEST(MemoryFile, TakesMemoryPartByPartAndGivesItBack) {
   EXPECT_LE(taken_by(number) + kWeights.bytes, before);
   EXPECT_EQ(mapping.shown_weights()[0], std::byte{0});
   EXPECT_EQ(mapping.shown_state()[1], std::byte{8});
+}
+
+TEST(MemoryFile, SaysHowToDoWithLess) {
+  const std::string one = no_memory_for(1 << 20, 1).what(), three = no_memory_for(1 << 20, 3).what();
+  EXPECT_EQ(one.find("LOCKSTEP_MEMORY_NODE"), std::string::npos);
+  EXPECT_NE(three.find("LOCKSTEP_MEMORY_NODE=0 gives one copy of the weights instead of 3"), std::string::npos);
 }
 
 TEST(MemoryFile, IsFoundByWhoeverKnowsItsAddress) {

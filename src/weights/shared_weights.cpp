@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -54,16 +55,22 @@ std::size_t checked_seats(const Engine& engine) {
 /// What a rank brings along.
 struct Wish {
   std::uint64_t layout = 0;
-  std::int64_t node = -1;  // the memory node it runs on; -1: on none
+  std::int64_t node = -1;  // the memory node it runs on; -1: on none; kRefused: it was given one that makes no sense
 };
+constexpr std::int64_t kRefused = -2;
 
 struct Introduction {
   std::int64_t pid = 0;
   FileAddress file;
 };
 
-void check_layouts(const std::vector<Wish>& all) {
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+Error could_not_share(std::size_t rank, ErrorCode code) {
+  return Error(code, fmt::format("rank {} could not share weights; its own message says why", rank));
+}
+
+void check_wishes(const std::vector<Wish>& all) {
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].node == kRefused) throw could_not_share(rank, ErrorCode::invalid_argument);
     if (all[rank].layout == all[0].layout) continue;
     throw Error(
         ErrorCode::mismatch,
@@ -75,7 +82,7 @@ void check_layouts(const std::vector<Wish>& all) {
 
 std::string warning_for(const TensorPlace& tensor, const char* part) {
   return fmt::format(
-      "Lockstep: this process writes into {}'{}', of which all ranks of the host share one copy, and dies of it. Next "
+      "Lockstep: this process writes into {}'{}', which ranks of the host share, and dies of it. Next "
       "step: change shared weights by load (in Python: inside `with lockstep.torch.modify(parameters):`), or do not "
       "share them.\n",
       part, tensor.name);
@@ -86,17 +93,23 @@ std::string warning_for(const TensorPlace& tensor, const char* part) {
 class SharedWeights::Impl {
  public:
   Impl(Engine& engine, const std::vector<SharedTensor>& tensors, const std::vector<OptimizerOptions>& optimizers)
-      : engine_(&engine),
-        layout_(tensors, optimizers, checked_seats(engine)),
-        node_(memory_node_of_rank(engine.local_rank()).value_or(-1)) {
+      : engine_(&engine), layout_(tensors, optimizers, checked_seats(engine)) {
     for (const OptimizerOptions& optimizer : optimizers) {
       for (std::size_t i = 0; i < optimizer_state_count(optimizer); ++i) {
         if (state_names_.size() <= i) state_names_.emplace_back(optimizer_state_name(optimizer, i));
       }
     }
     taken_.assign(tensors.size(), false);
+    std::optional<Error> refusal;  // a list of nodes may lack that of one rank alone; the others must not wait for it
+    try {
+      node_ = memory_node_of_rank(engine.local_rank()).value_or(-1);
+    } catch (const Error& error) {
+      refusal = error;
+      node_ = kRefused;
+    }
     const auto wishes = told_by_all(engine, Wish{layout_.hash(), node_}, "weights.wish");
-    check_layouts(wishes);
+    if (refusal) throw Error(*refusal);
+    check_wishes(wishes);
     std::vector<std::int64_t> nodes;
     for (const Wish& wish : wishes) nodes.push_back(wish.node);
     layout_ = Layout(tensors, optimizers, weights::copies_by_node(nodes));
@@ -236,7 +249,7 @@ class SharedWeights::Impl {
     };
     if (seat_ == 0) {
       attempt([&] {
-        Fd file = weights::make_memory_file(layout_.bytes(), bytes_of_first(), bytes_of_all());
+        Fd file = weights::make_memory_file(layout_.bytes(), bytes_of_first(), bytes_of_all(), layout_.copies());
         const FileAddress address = weights::address_of(file);
         map(std::move(file));
         Store::initialise(layout_, mapping_->base());
@@ -253,7 +266,7 @@ class SharedWeights::Impl {
     const auto ready = told_by_all<std::uint8_t>(*engine_, trouble.empty() && store_ ? 1 : 0, "weights.ready");
     if (!trouble.empty()) throw Error(ErrorCode::system, trouble);
     for (std::size_t rank = 0; rank < ready.size(); ++rank) {
-      if (ready[rank] == 0) throw Error(ErrorCode::system, fmt::format("rank {} could not share weights", rank));
+      if (ready[rank] == 0) throw could_not_share(rank, ErrorCode::system);
     }
   }
 
@@ -277,7 +290,7 @@ class SharedWeights::Impl {
     while (layout_.copy_of(first) != copy) ++first;
     if (first == seat_) own.push_back(layout_.weights(copy));
     for (const FilePart& part : own) {
-      if (!mapping_->commit_on_node(part, node)) throw weights::no_memory_for(bytes_of_all());
+      if (!mapping_->commit_on_node(part, node)) throw weights::no_memory_for(bytes_of_all(), layout_.copies());
     }
     if (!prefer_memory_node(mapping_->base() + layout_.gradients(seat_), layout_.gradients_bytes(), node)) {
       log::debug(engine_->rank(),
@@ -339,7 +352,7 @@ class SharedWeights::Impl {
 
   Engine* engine_;
   Layout layout_;
-  std::int64_t node_;  // the memory node on which this rank runs; -1: on none
+  std::int64_t node_ = -1;  // the memory node on which this rank runs; -1: on none
   std::size_t seat_ = 0;
   bool load_was_torn_ = false;  // found by an attempt to recover that was not the last
   std::vector<std::string> state_names_;

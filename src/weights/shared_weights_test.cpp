@@ -255,5 +255,20 @@ TEST(SharedWeights, RefuseANodeThatIsNone) {
   EXPECT_THROW(SharedWeights(*std::make_unique<Engine>(Options()), {{.name = "a", .elements = 3}}, {kAdam}), Error);
 }
 
+// One too few: the rank that has none says so, and the others do not wait for it.
+TEST(SharedWeights, TellAllRanksThatOneHasNoNode) {
+  const OnNodes nodes("0,1");
+  const auto words = with_ranks(3, [](Engine& engine) {
+    try {
+      SharedWeights(engine, {{.name = "a", .elements = 3}}, {kAdam});
+    } catch (const Error& error) {
+      engine.barrier();  // all have come here, and the engine is as good as before
+      throw;
+    }
+  });
+  for (const std::size_t rank : {0U, 1U}) EXPECT_NE(words[rank].find("rank 2 could not share"), std::string::npos);
+  EXPECT_NE(words[2].find("LOCKSTEP_MEMORY_NODE=0,1 has no memory node for local rank 2"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace lockstep

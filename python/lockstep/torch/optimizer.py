@@ -67,7 +67,7 @@ def DistributedOptimizer(
         (lockstep/torch/fused.py). None: where that is possible, and all ranks are on one host. `p.grad` then stays
         this rank's own gradient. True: also on several hosts, where each rank then keeps only its own part of the
         optimizer's state (see `consolidate_state_dict`); it is an error where it is not possible. False: never.
-    share_weights: the ranks of this host keep one copy of weights and optimizer state, in place of one each, which the
+    share_weights: the ranks of this host share weights and optimizer state, in place of one copy each, which the
         reduction itself updates. For one host, and the optimizers SGD, Adam, AdamW, Adagrad and RMSprop. Parameters
         become read-only: see `modify`.
     """

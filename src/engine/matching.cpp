@@ -55,7 +55,7 @@ void Core::take_notice(int peer, const NoticeRef& notice) {
   if (kind == Kind::bucket) return take_bucket_notice(peer, notice);
   if (is_late(*notice.head)) return transport_->release(peer, notice.position);
   if (peer == 0 && (notice.head->flags & transport::kPlannable) != 0)
-    planning_.order[notice.head->number].push_back(id);
+    planning_.order[notice.head->number].push_back({id, notice.head->input});
   matcher_.arrive(peer, members, notice);
   if (kind == Kind::join) note_join(peer, members);
   if (kind == Kind::end_step) note_end(peer, *notice.head);

@@ -44,7 +44,7 @@ std::uint64_t hash_of(const Operation& operation) {
 }
 
 // First what the plan of that step held already, in its order, then the rest in the order of rank 0.
-std::shared_ptr<const Plan> make_plan(const StepRecord& record, const std::vector<std::uint64_t>& order) {
+std::shared_ptr<const Plan> make_plan(const StepRecord& record, const std::vector<Planning::Candidate>& order) {
   std::unordered_map<std::uint64_t, const Operation*> by_key;
   std::unordered_map<std::uint64_t, const Operation*> by_id;
   for (const auto& operation : record.ordinary) {
@@ -59,15 +59,18 @@ std::shared_ptr<const Plan> make_plan(const StepRecord& record, const std::vecto
       const auto ordinary = by_key.find(entry.key);
       if (ordinary != by_key.end()) {
         entries.push_back(entry_of(*ordinary->second, hash_of(*ordinary->second)));
+        entries.back().place = entry.place;  // on other ranks it may have been part of its bucket
       } else if (used != record.used.end() && *used == i) {
         entries.push_back(entry);
       }
       if (used != record.used.end() && *used == i) ++used;
     }
   }
-  for (std::uint64_t id : order) {
+  for (const auto& [id, place] : order) {
     const auto found = by_id.find(id);
-    if (found != by_id.end()) entries.push_back(entry_of(*found->second, hash_of(*found->second)));
+    if (found == by_id.end()) continue;
+    entries.push_back(entry_of(*found->second, hash_of(*found->second)));
+    entries.back().place = place;
   }
   return std::make_shared<const Plan>(std::move(entries));
 }
@@ -84,7 +87,9 @@ void Core::learn_from(const OperationPtr& operation) {
   planning_.record.ordinary.push_back(operation);
   if (operation->entry >= 0) return;  // it has its place in the order
   operation->notice.head.flags |= transport::kPlannable;
-  if (transport_->rank() == 0) planning_.order[operation->step].push_back(operation->notice.head.id);
+  if (transport_->rank() == 0) {
+    planning_.order[operation->step].push_back({operation->notice.head.id, operation->notice.head.input});
+  }
 }
 
 void Core::begin_planned_step() {
@@ -131,7 +136,7 @@ void Core::settle_step(const Operation& end, const negotiation::Gathering& gathe
   const auto found = planning_.records.find(step);
   if (found == planning_.records.end()) return;
   const StepRecord record = std::move(found->second);
-  const std::vector<std::uint64_t> order = std::move(planning_.order[step]);
+  const std::vector<Planning::Candidate> order = std::move(planning_.order[step]);
   planning_.records.erase(planning_.records.begin(), planning_.records.upper_bound(step));
   planning_.order.erase(planning_.order.begin(), planning_.order.upper_bound(step));
 

@@ -88,10 +88,16 @@ struct Planning {
     std::vector<const collective::PartPlace*> tables;  ///< by rank
   };
 
+  /// An ordinary operation of rank 0 that could be planned, as its notice tells it.
+  struct Candidate {
+    std::uint64_t id;
+    transport::Place place;
+  };
+
   std::unique_ptr<PlanAtWork> at_work;
-  StepRecord record;                                         ///< of the present step
-  std::map<fusion::Step, StepRecord> records;                ///< of steps that not all ranks are known to have ended
-  std::map<fusion::Step, std::vector<std::uint64_t>> order;  ///< rank 0's ordinary operations that could be planned
+  StepRecord record;                                     ///< of the present step
+  std::map<fusion::Step, StepRecord> records;            ///< of steps that not all ranks are known to have ended
+  std::map<fusion::Step, std::vector<Candidate>> order;  ///< in which rank 0 has submitted them
   /// What takes effect, and from which step on; nullptr: no plan.
   std::vector<std::pair<fusion::Step, std::shared_ptr<const fusion::Plan>>> decisions;
   std::vector<std::pair<fusion::Step, std::unique_ptr<PlanAtWork>>> retired;  ///< peers may still read the tables

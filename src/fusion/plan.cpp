@@ -1,5 +1,6 @@
 #include "fusion/plan.hpp"
 
+#include <algorithm>
 #include <bit>
 
 #include "base/hash.hpp"
@@ -29,7 +30,7 @@ std::vector<BucketRange> cut(std::span<collective::Part> parts, std::size_t most
 Plan::Plan(std::vector<Entry> entries, std::size_t bucket_bytes) : entries_(std::move(entries)) {
   for (const Entry& entry : entries_) parts_.push_back(entry.part);
   buckets_ = cut(parts_, bucket_bytes);
-  for (std::size_t i = 0; i < entries_.size(); ++i) entries_[i].part = parts_[i];
+  for (const BucketRange& bucket : buckets_) order_by_place(bucket);
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket)
     bucket_of_.insert(bucket_of_.end(), buckets_[bucket].count, static_cast<std::uint32_t>(bucket));
   places_.resize(std::bit_ceil(2 * entries_.size() + 1));
@@ -42,6 +43,17 @@ Plan::Plan(std::vector<Entry> entries, std::size_t bucket_bytes) : entries_(std:
     set_.add(entries_[i].hash);
   }
   hash_ = hasher.value();
+}
+
+void Plan::order_by_place(const BucketRange& bucket) {
+  const auto entries = std::span(entries_).subspan(bucket.first, bucket.count);
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.place < b.place; });
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    entries[i].part.offset = offset;
+    parts_[bucket.first + i] = entries[i].part;
+    offset += round_up(entries[i].part.bytes());
+  }
 }
 
 std::optional<std::size_t> Plan::find(std::uint64_t key, std::string_view name) const {

@@ -26,6 +26,9 @@ struct Entry {
   collective::Part part;   ///< its offset is set by the plan
   std::uint64_t key = 0;   ///< of its name
   std::uint64_t hash = 0;  ///< of its name and of all on which ranks must agree
+  /// Where its data lay on rank 0 when the plan was made. Those of a bucket are ordered by it: a rank that reduces
+  /// neighbours one after the other is faster, and keeps out of the way of the one that reduces others.
+  std::uint64_t place = 0;
 };
 
 /// Consecutive entries.
@@ -42,6 +45,7 @@ std::vector<BucketRange> cut(std::span<collective::Part> parts, std::size_t most
 
 class Plan {
  public:
+  /// `entries` in the order in which they are submitted.
   explicit Plan(std::vector<Entry> entries, std::size_t bucket_bytes = kBucketBytes);
 
   const std::vector<Entry>& entries() const { return entries_; }
@@ -58,6 +62,8 @@ class Plan {
   std::optional<std::size_t> find(std::uint64_t key, std::string_view name) const;
 
  private:
+  void order_by_place(const BucketRange& bucket);
+
   std::vector<Entry> entries_;
   std::vector<collective::Part> parts_;
   std::vector<BucketRange> buckets_;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace lockstep::fusion {
 namespace {
 
@@ -36,6 +38,24 @@ TEST(Plan, PartsBeginOnLinesOfTheirOwn) {
   EXPECT_EQ(plan.parts_of(0)[1].offset, 128U);
   EXPECT_EQ(plan.parts_of(0)[2].offset, 384U);
   EXPECT_EQ(plan.entries()[2].part.offset, 384U);
+}
+
+TEST(Plan, ABucketIsOrderedByPlaceAndHoldsWhatWasSubmittedTogether) {
+  std::vector<Entry> entries;
+  const std::vector<std::pair<std::size_t, std::uint64_t>> bytes_and_places = {{512, 9}, {384, 5}, {512, 8}, {128, 2}};
+  for (const auto& [bytes, place] : bytes_and_places) {
+    entries.push_back(entry_of(std::to_string(place), place, bytes));
+    entries.back().place = place;
+  }
+  const Plan plan(std::move(entries), 1024);
+  EXPECT_EQ(plan.buckets(), (std::vector<BucketRange>{{0, 2, 896}, {2, 2, 640}})) << "the small one came last";
+  std::vector<std::uint64_t> places;
+  for (const Entry& entry : plan.entries()) places.push_back(entry.place);
+  EXPECT_EQ(places, (std::vector<std::uint64_t>{5, 9, 2, 8}));
+  EXPECT_EQ(plan.parts_of(0)[1].offset, 384U);
+  EXPECT_EQ(plan.parts_of(1)[1].offset, 128U);
+  EXPECT_EQ(plan.entries()[3].part.offset, 128U);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(plan.find(places[i], std::to_string(places[i])), i);
 }
 
 TEST(Plan, EntriesAreFoundByKeyAndName) {

@@ -4,15 +4,17 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
 namespace lockstep::transport::tcp {
 namespace {
 
-constexpr std::string_view kUneven = "bbr", kEven = "cubic";
-constexpr std::uint64_t kEnoughBytes = 4 << 20;  // to judge by
-constexpr std::uint64_t kLossy = 200;            // one byte in so many
+constexpr std::string_view kUneven = "bbr";
+constexpr std::array<std::string_view, 2> kEven = {"cubic", "reno"};  // a system may allow the first to its root alone
+constexpr std::uint64_t kEnoughBytes = 4 << 20;                       // to judge by
+constexpr std::uint64_t kLossy = 200;                                 // one byte in so many
 
 std::string congestion_control(int fd) {
   std::array<char, 16> name{};
@@ -28,7 +30,10 @@ bool ask_for(int fd, std::string_view name) {
 
 void EvenSharing::begin(int fd) {
   const std::string name = congestion_control(fd);
-  if (name == kUneven && ask_for(fd, kEven)) choice_of_system_ = name;
+  if (name != kUneven) return;
+  const bool changed =
+      std::any_of(kEven.begin(), kEven.end(), [&](std::string_view even) { return ask_for(fd, even); });
+  if (changed) choice_of_system_ = name;
 }
 
 bool EvenSharing::look(int fd) {

@@ -2,8 +2,12 @@
 //
 // Connections under BBR keep the part of a port that they have once found, and need tens of round trips to take up what
 // another leaves. Those under CUBIC even out while an operation lasts. So where the system's choice is BBR, and several
-// ranks send into one port, data connections ask for CUBIC. It takes every lost packet for a full queue, which BBR does
-// not: where packets are lost otherwise, a connection goes back to the system's choice, for good.
+// ranks send into one port, data connections ask for CUBIC, or for Reno where the system does not allow that. It takes
+// every lost packet for a full queue, which BBR does not: where packets are lost otherwise, a connection goes back to
+// the system's choice, for good.
+//
+// The same is asked for between ranks of one host. There BBR waits for a timer before it sends what nothing but the
+// receiver can hold up.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ Switchboard::Switchboard(const TcpOptions& options, std::vector<PeerStreams> str
     one.data->place(kind_of_pieces(), kPieceHeadBytes, [this, peer](std::span<const std::byte> head, std::size_t rest) {
       return callbacks_.place(peer, unpack_piece_head(head), rest);
     });
-    if (ports_are_shared(options.hosts)) one.data->share_evenly();
+    if (is_on_this_host(peer) || ports_are_shared(options.hosts)) one.data->share_evenly();
     one.heard = Clock::now();
     watch(control_poll_.get(), one.control->fd(), peer, false, EPOLL_CTL_ADD);
     watch(data_poll_.get(), one.data->fd(), peer, false, EPOLL_CTL_ADD);
@@ -286,6 +286,11 @@ bool Switchboard::is_cut_off(int peer) const {
   return peer != rank_ && one.health == Health::alive && one.control->is_unacknowledged() && is_quiet(peer);
 }
 
+bool Switchboard::is_on_this_host(int peer) const {
+  const auto& hosts = options_.hosts;
+  return hosts.empty() || hosts[static_cast<std::size_t>(peer)] == hosts[static_cast<std::size_t>(rank_)];
+}
+
 bool Switchboard::is_quiet(int peer) const {
   return Clock::now() - lines_[static_cast<std::size_t>(peer)].heard > options_.silence / 4;
 }
@@ -327,8 +332,7 @@ Network Switchboard::network(bool together) const {
   Network all;
   for (int peer = 0; peer < size(); ++peer) {
     const Line& one = lines_[static_cast<std::size_t>(peer)];
-    if (!one.data || options_.hosts.empty()) continue;
-    if (options_.hosts[static_cast<std::size_t>(peer)] == options_.hosts[static_cast<std::size_t>(rank_)]) continue;
+    if (!one.data || is_on_this_host(peer)) continue;
     const Network way = one.data->network();
     all.trip = std::max(all.trip, way.trip);
     all.rate = together ? all.rate + way.rate : std::max(all.rate, way.rate);

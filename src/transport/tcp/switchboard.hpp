@@ -117,6 +117,7 @@ class Switchboard {
   void reset_if_asked(int peer);
   void break_off(int peer);
   bool is_cut_off(int peer) const;
+  bool is_on_this_host(int peer) const;
   bool is_quiet(int peer) const;
   void notice_swallowed(int peer);
   void mind_losses(int peer);

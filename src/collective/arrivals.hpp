@@ -7,7 +7,7 @@
 #include <functional>
 #include <span>
 
-#include "collective/spare_memory.hpp"
+#include "base/spare_memory.hpp"
 #include "transport/transport.hpp"
 
 namespace lockstep::collective {

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/spare_memory.hpp"
 #include "collective/call.hpp"
-#include "collective/spare_memory.hpp"
 
 namespace lockstep::collective {
 

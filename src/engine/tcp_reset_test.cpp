@@ -47,6 +47,10 @@ TEST(TcpReset, InALargeOperationChangesNothing) {
   reduce_in(make_shaky_world(2, megabytes * 100'000), megabytes * 262'144, 1);
 }
 
+TEST(TcpReset, WithTensorsThatComeWithTheirNoticesChangesNothing) {
+  reduce_in(make_shaky_world(2, 1'500'000), 262'144, under_sanitizer() ? 10 : 50);
+}
+
 TEST(TcpReset, BetweenSmallOperationsChangesNothing) {
   reduce_in(make_shaky_world(2, 20'000), 500, under_sanitizer() ? 100 : 500);
 }

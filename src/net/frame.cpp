@@ -36,15 +36,13 @@ std::vector<std::byte> make_frame(std::uint32_t kind, std::uint32_t epoch, std::
 }
 
 void FrameReader::place(std::uint32_t kind, std::size_t prefix, FindPlace find) {
-  placed_kind_ = kind;
-  prefix_ = prefix;
-  find_place_ = std::move(find);
+  placings_.push_back({.kind = kind, .prefix = prefix, .find = std::move(find)});
 }
 
 std::span<std::byte> FrameReader::space() {
   if (header_filled_ < kFrameHeaderBytes) return std::span(header_bytes_).subspan(header_filled_);
   if (!place_.empty()) return place_.subspan(arrived_ - prefix_);
-  const std::size_t left = (asked_ ? header_.length : prefix_) - arrived_;
+  const std::size_t left = (placing_ == nullptr ? header_.length : prefix_) - arrived_;
   if (stale_) return std::span(payload_).first(std::min(left, payload_.size()));
   // At most doubled: a peer that announces much and sends little costs little.
   if (arrived_ == payload_.size()) payload_.resize(arrived_ + std::min(left, std::max(kGrowth, arrived_)));
@@ -54,7 +52,7 @@ std::span<std::byte> FrameReader::space() {
 void FrameReader::filled(std::size_t bytes) {
   if (header_filled_ == kFrameHeaderBytes) {
     arrived_ += bytes;
-    if (!asked_ && arrived_ == prefix_) ask_for_place();
+    if (placing_ != nullptr && arrived_ == prefix_) ask_for_place();
   } else {
     header_filled_ += bytes;
     if (header_filled_ == kFrameHeaderBytes) begin_frame();
@@ -80,15 +78,18 @@ void FrameReader::begin_frame() {
     throw BadFrame("a frame of epoch " + std::to_string(header_.epoch) + " in epoch " + std::to_string(epoch_));
   }
   stale_ = header_.epoch < epoch_;
-  asked_ = stale_ || !find_place_ || header_.kind != placed_kind_ || header_.length <= prefix_;
+  placing_ = nullptr;
+  for (const Placing& one : placings_) {
+    if (!stale_ && one.kind == header_.kind && header_.length > one.prefix) placing_ = &one;
+  }
+  if (placing_ != nullptr) prefix_ = placing_->prefix;
   payload_ = {};
   if (stale_) payload_.resize(std::min<std::size_t>(header_.length, kGrowth));
 }
 
 void FrameReader::ask_for_place() {
-  asked_ = true;
   const std::size_t rest = header_.length - prefix_;
-  place_ = find_place_(std::span(payload_).first(prefix_), rest);
+  place_ = std::exchange(placing_, nullptr)->find(std::span(payload_).first(prefix_), rest);
   if (place_.size() != rest) place_ = {};
 }
 

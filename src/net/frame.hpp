@@ -67,7 +67,7 @@ class FrameReader {
 
   FrameReader(std::uint32_t epoch, Limit limit) : epoch_(epoch), limit_(std::move(limit)) {}
 
-  /// Asks `find` about frames of this kind once their first bytes are there.
+  /// Asks `find` about frames of this kind once their first bytes are there. To be told before anything arrives.
   void place(std::uint32_t kind, std::size_t prefix, FindPlace find);
 
   /// The place of a frame that is arriving is not to be written any more if it lies in this range.
@@ -102,11 +102,15 @@ class FrameReader {
   std::size_t arrived_ = 0;         ///< of the payload
   std::vector<std::byte> payload_;  ///< may be longer than what has arrived, by at most as much again and 64 KB
   std::uint64_t dropped_ = 0;
-  std::uint32_t placed_kind_ = 0;
-  std::size_t prefix_ = 0;
-  FindPlace find_place_;
-  bool asked_ = true;           ///< whether this frame has a place
-  std::span<std::byte> place_;  ///< of what follows the prefix; empty: none
+  struct Placing {
+    std::uint32_t kind = 0;
+    std::size_t prefix = 0;
+    FindPlace find;
+  };
+  std::vector<Placing> placings_;
+  const Placing* placing_ = nullptr;  ///< of this frame, until it was asked
+  std::size_t prefix_ = 0;            ///< of this frame: bytes before its place
+  std::span<std::byte> place_;        ///< of what follows the prefix; empty: none
 };
 
 }  // namespace lockstep::net

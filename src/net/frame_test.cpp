@@ -116,6 +116,27 @@ TEST(Frame, TheRestOfAFrameCanBePlaced) {
   }
 }
 
+TEST(Frame, EachKindHasItsOwnPlaceAndPrefix) {
+  const auto bytes = make_frame(1, kEpoch, payload(16)) + make_frame(2, kEpoch, payload(5'000)) +
+                     make_frame(1, kEpoch, payload(10)) + make_frame(2, kEpoch, payload(5'000));
+  const auto large = payload(5'000);
+  for (const std::size_t piece : {1u, 7u, 4096u, 1u << 20}) {
+    std::vector<std::byte> first, second;
+    FrameReader reader(kEpoch, limit);
+    reader.place(1, 4, [&](auto, std::size_t rest) { return first.resize(rest), std::span(first); });
+    reader.place(2, 20, [&](auto, std::size_t rest) { return second.resize(rest), std::span(second); });
+    const auto frames = feed(reader, bytes, piece);
+    ASSERT_EQ(frames.size(), 4u) << piece;
+    EXPECT_EQ(frames[0].placed, 12u);
+    EXPECT_EQ(frames[1].payload, payload(20));
+    EXPECT_EQ(frames[1].placed, 4'980u);
+    EXPECT_EQ(frames[2].payload, payload(4));
+    EXPECT_EQ(frames[2].placed, 6u);
+    EXPECT_TRUE(std::ranges::equal(first, std::span(large).subspan(4, 6)));
+    EXPECT_TRUE(std::ranges::equal(second, std::span(large).subspan(20)));
+  }
+}
+
 TEST(Frame, APlaceThatIsTakenBackIsNotWrittenAnyMore) {
   const auto bytes = make_frame(2, kEpoch, payload(1'000)) + make_frame(1, kEpoch, payload(3));
   std::vector<std::byte> place(900);

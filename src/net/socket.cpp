@@ -5,6 +5,8 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -62,19 +64,33 @@ Socket Socket::connect(const Address& to, Clock::time_point deadline) {
 
 std::size_t Socket::read_some(std::span<std::byte> to) {
   if (to.empty()) return 0;
-  const ssize_t got = ::recv(fd_.get(), to.data(), to.size(), 0);
+  return checked(::recv(fd_.get(), to.data(), to.size(), 0));
+}
+
+std::size_t Socket::read_some(std::span<std::byte> first, std::span<std::byte> second) {
+  iovec parts[] = {{.iov_base = first.data(), .iov_len = first.size()},
+                   {.iov_base = second.data(), .iov_len = second.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  return checked(::recvmsg(fd_.get(), &message, 0));
+}
+
+std::size_t Socket::checked(ssize_t got) {
   if (got > 0) return static_cast<std::size_t>(got);
   if (got == 0) throw ConnectionLost("the peer closed the connection");
   if (try_again()) return 0;
   throw ConnectionLost(std::string("the connection is lost: ") + std::strerror(errno));
 }
 
-std::size_t Socket::write_some(std::span<const std::byte> first, std::span<const std::byte> second) {
-  iovec parts[] = {{.iov_base = const_cast<std::byte*>(first.data()), .iov_len = first.size()},
-                   {.iov_base = const_cast<std::byte*>(second.data()), .iov_len = second.size()}};
+std::size_t Socket::write_some(Parts parts) {
+  std::array<iovec, kMostParts> places;
+  const std::size_t count = std::min(parts.size(), places.size());
+  for (std::size_t i = 0; i < count; ++i)
+    places[i] = {.iov_base = const_cast<std::byte*>(parts[i].data()), .iov_len = parts[i].size()};
   msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
+  message.msg_iov = places.data();
+  message.msg_iovlen = count;
   const ssize_t gone = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
   if (gone >= 0) return static_cast<std::size_t>(gone);
   if (try_again()) return 0;

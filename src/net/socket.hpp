@@ -19,8 +19,9 @@ class Socket final : public Stream {
   static Socket connect(const Address& to, Clock::time_point deadline);
 
   std::size_t read_some(std::span<std::byte> to) override;
-  std::size_t write_some(std::span<const std::byte> from) override { return write_some(from, {}); }
-  std::size_t write_some(std::span<const std::byte> first, std::span<const std::byte> second) override;
+  std::size_t read_some(std::span<std::byte> first, std::span<std::byte> second) override;
+  std::size_t write_some(std::span<const std::byte> from) override { return write_some(Parts(&from, 1)); }
+  std::size_t write_some(Parts parts) override;
   bool is_direct() const override { return true; }
   int fd() const override { return fd_.get(); }
 
@@ -31,6 +32,8 @@ class Socket final : public Stream {
   std::string peer() const;
 
  private:
+  static std::size_t checked(ssize_t got);  // what recv has said
+
   PrivateFd fd_;
 };
 

@@ -32,14 +32,26 @@ class Stream {
   /// Takes what has arrived and fits; 0 when nothing has. Throws ConnectionLost.
   virtual std::size_t read_some(std::span<std::byte> to) = 0;
 
+  /// The same for two places, of which the second is filled when the first is full; perhaps only the first is.
+  virtual std::size_t read_some(std::span<std::byte> first, std::span<std::byte> /*second*/) {
+    return read_some(first);
+  }
+
   /// Hands over as much as is taken now; 0 when nothing is. What was not taken comes first the next time. Throws
   /// ConnectionLost.
   virtual std::size_t write_some(std::span<const std::byte> from) = 0;
 
-  /// The same for bytes that lie in two places, one behind the other.
-  virtual std::size_t write_some(std::span<const std::byte> first, std::span<const std::byte> second) {
-    const std::size_t gone = first.empty() ? 0 : write_some(first);
-    return gone < first.size() || second.empty() ? gone : gone + write_some(second);
+  /// The same for bytes that lie in several places, at most kMostParts, one behind the other.
+  static constexpr std::size_t kMostParts = 32;
+  using Parts = std::span<const std::span<const std::byte>>;
+  virtual std::size_t write_some(Parts parts) {
+    std::size_t gone = 0;
+    for (const auto& part : parts) {
+      const std::size_t of_part = part.empty() ? 0 : write_some(part);
+      gone += of_part;
+      if (of_part < part.size()) break;
+    }
+    return gone;
   }
 
   /// Nothing is held back on this side: what was not read yet is seen by poll, and what was read or taken in part was

@@ -8,8 +8,18 @@
 namespace lockstep::transport::tcp {
 
 void Inbox::add(const Announcement& announcement) {
-  unread_.push_back(std::make_unique<const Announced>(Announced{
-      .notice = announcement.notice, .attached = {announcement.attached.begin(), announcement.attached.end()}}));
+  if (announcement.placed == 0) {
+    const std::span<const std::byte> attached = announcement.attached;
+    attached_ = attached.empty() ? SpareMemory() : SpareMemory(attached.size());
+    std::copy(attached.begin(), attached.end(), attached_.data());
+  }
+  unread_.push_back(
+      std::make_unique<const Announced>(Announced{.notice = announcement.notice, .attached = std::move(attached_)}));
+}
+
+std::span<std::byte> Inbox::place_for_attached(std::size_t bytes) {
+  attached_ = SpareMemory(bytes);
+  return attached_.span();
 }
 
 void Inbox::add(const Piece& piece) {
@@ -59,7 +69,7 @@ NoticeRef Inbox::next() {
   return {.head = &announced.notice.head,
           .detail = &announced.notice.detail,
           .position = position,
-          .attached = announced.attached};
+          .attached = announced.attached.span()};
 }
 
 bool Inbox::has_message(std::uint64_t operation, std::uint32_t part) const {

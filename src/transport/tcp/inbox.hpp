@@ -8,15 +8,20 @@
 #include <utility>
 #include <vector>
 
+#include "base/spare_memory.hpp"
 #include "transport/tcp/wire.hpp"
 
 namespace lockstep::transport::tcp {
 
 class Inbox {
  public:
+  /// REQUIRES: what it says is placed lies where `place_for_attached` last said.
   void add(const Announcement& announcement);
   /// Throws net::BadFrame.
   void add(const Piece& piece);
+
+  /// Where that belongs which comes with the next notice, which must be all there is of it.
+  std::span<std::byte> place_for_attached(std::size_t bytes);
 
   bool has_notice() const { return !unread_.empty(); }
   /// REQUIRES has_notice. Readable until it is released.
@@ -47,7 +52,7 @@ class Inbox {
  private:
   struct Announced {
     Notice notice;
-    std::vector<std::byte> attached;
+    SpareMemory attached;
   };
   // A message as it comes: into the place where it is expected, if that has its size, or else into memory of its own.
   struct Arriving {
@@ -62,6 +67,7 @@ class Inbox {
   using MessageKey = std::pair<std::uint64_t, std::uint32_t>;  // operation, part
 
   std::uint64_t notices_ = 0;  // so far
+  SpareMemory attached_;       // to the notice that is arriving
   std::deque<std::unique_ptr<const Announced>> unread_;
   std::map<std::uint64_t, std::unique_ptr<const Announced>> held_;  // by position
   std::map<MessageKey, Arriving> messages_;

@@ -12,49 +12,52 @@ constexpr std::size_t kConfirmBytes = 256 << 10;
 constexpr std::uint64_t kConfirmFrames = 128;
 
 constexpr std::size_t kMostSpare = 16;  // buffers
-constexpr std::size_t kLargestSpare = 2 * kPieceBytes;
+constexpr std::size_t kLargestSpare = 4 << 10;
 
 }  // namespace
+
+Copies::Copy Copies::of(std::span<const std::byte> data) {
+  Copy& copy = copies_[{data.data(), data.size()}];
+  if (!copy) {
+    copy = std::make_shared<const SpareMemory>(data.size());
+    std::copy(data.begin(), data.end(), copy->data());
+  }
+  return copy;
+}
 
 LastingLink::LastingLink(std::unique_ptr<net::Stream> stream, std::uint32_t epoch)
     : epoch_(epoch), socket_(std::make_unique<Link>(std::move(stream), epoch)) {}
 
-std::vector<std::byte> LastingLink::fresh_buffer() {
-  if (spare_.empty()) return {};
-  std::vector<std::byte> buffer = std::move(spare_.back());
-  spare_.pop_back();
-  buffer.clear();
-  return buffer;
-}
-
 void LastingLink::send(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation) {
-  std::vector<std::byte> frame = fresh_buffer();
-  frame.reserve(head.size() + body.size());
-  frame.insert(frame.end(), head.begin(), head.end());
-  frame.insert(frame.end(), body.begin(), body.end());
-  keep({.bytes = std::move(frame), .operation = operation});
+  if (body.empty()) return keep(head, {}, nullptr, operation);
+  Copies::Copy copy = Copies().of(body);
+  const std::span<const std::byte> copied = copy->span();
+  keep(head, copied, std::move(copy), operation);
 }
 
 void LastingLink::lend(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation) {
-  keep({.bytes = {head.begin(), head.end()}, .lent = body, .operation = operation});
+  keep(head, body, nullptr, operation);
 }
 
 // Where earlier frames wait, the socket has no room; whoever sees to it will send this one too.
-void LastingLink::keep(Kept frame) {
+void LastingLink::keep(std::span<const std::byte> head, std::span<const std::byte> body, Copies::Copy copy,
+                       std::uint64_t operation) {
+  std::vector<std::byte> bytes;
+  if (!spare_.empty()) {
+    bytes = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  bytes.assign(head.begin(), head.end());
   const bool first = next_ == kept_.size();
-  kept_.push_back(std::move(frame));
+  kept_.push_back({.head = std::move(bytes), .body = body, .copy = std::move(copy), .operation = operation});
   if (first) flush();
 }
 
-void LastingLink::give_back(std::uint64_t operation) {
+void LastingLink::give_back(std::uint64_t operation, Copies& copies) {
   for (Kept& frame : kept_) {
-    if (frame.operation != operation || frame.lent.empty()) continue;
-    std::vector<std::byte> whole = fresh_buffer();
-    whole.reserve(frame.size());
-    whole.insert(whole.end(), frame.bytes.begin(), frame.bytes.end());
-    whole.insert(whole.end(), frame.lent.begin(), frame.lent.end());
-    frame.bytes = std::move(whole);
-    frame.lent = {};
+    if (frame.operation != operation || frame.body.empty() || frame.copy) continue;
+    frame.copy = copies.of(frame.body);
+    frame.body = frame.copy->span();
   }
 }
 
@@ -66,7 +69,6 @@ void LastingLink::abandon(std::uint64_t operation) {
     kept_.erase(std::remove_if(first, kept_.end(), [&](const Kept& frame) { return frame.operation == operation; }),
                 kept_.end());
   }
-  give_back(operation);
 }
 
 bool LastingLink::has_sent(std::uint64_t operation) const {
@@ -75,8 +77,8 @@ bool LastingLink::has_sent(std::uint64_t operation) const {
 }
 
 void LastingLink::place(std::uint32_t kind, std::size_t prefix, net::FrameReader::FindPlace find) {
-  placing_ = {.kind = kind, .prefix = prefix, .find = std::move(find)};
-  if (connected()) socket_->reader().place(kind, prefix, placing_.find);
+  placings_.push_back({.kind = kind, .prefix = prefix, .find = std::move(find)});
+  if (connected()) socket_->reader().place(kind, prefix, placings_.back().find);
 }
 
 void LastingLink::share_evenly() {
@@ -84,23 +86,54 @@ void LastingLink::share_evenly() {
   if (connected()) socket_->share_evenly();
 }
 
-std::size_t LastingLink::give(const Kept& frame, std::size_t from) {
-  const std::size_t of_bytes = std::min(from, frame.bytes.size());
-  return socket_->give(std::span(frame.bytes).subspan(of_bytes), frame.lent.subspan(from - of_bytes));
-}
-
 void LastingLink::flush() {
   while (wants_to_send()) {
+    const bool begins_with_frame = in_frame_ || words_.empty();
+    const std::size_t offered = gather();
+    const std::size_t gone = socket_->give(parts_);
+    note_gone(gone);
+    if (gone == offered) continue;
+    if (!socket_->is_direct()) in_frame_ = begins_with_frame;  // it may hold on to what it has not taken
+    return;
+  }
+}
+
+// What goes next, in order, and how much that is. Only of a direct socket is it known that something else may come
+// first the next time, if it does not take all of it.
+std::size_t LastingLink::gather() {
+  parts_.clear();
+  std::size_t frame = next_;
+  const bool all = socket_->is_direct();
+  if (in_frame_) gather(kept_[frame++], sent_of_next_);
+  if (!words_.empty() && (all || !in_frame_)) parts_.push_back(words_);
+  for (; frame < kept_.size() && !resuming_; ++frame) {
+    if (all ? parts_.size() + 2 > net::Stream::kMostParts : !parts_.empty()) break;
+    gather(kept_[frame], 0);
+  }
+  std::size_t bytes = 0;
+  for (const auto& part : parts_) bytes += part.size();
+  return bytes;
+}
+
+void LastingLink::gather(const Kept& frame, std::size_t from) {
+  const std::size_t of_head = std::min(from, frame.head.size());
+  if (of_head < frame.head.size()) parts_.push_back(std::span(frame.head).subspan(of_head));
+  if (from < frame.size()) parts_.push_back(frame.body.subspan(from - of_head));
+}
+
+void LastingLink::note_gone(std::size_t bytes) {
+  while (bytes > 0) {
     if (!in_frame_ && !words_.empty()) {
-      const std::size_t gone = socket_->give(words_);
-      words_.erase(words_.begin(), words_.begin() + static_cast<std::ptrdiff_t>(gone));
-      if (!words_.empty()) return;
+      const std::size_t of_words = std::min(bytes, words_.size());
+      words_.erase(words_.begin(), words_.begin() + static_cast<std::ptrdiff_t>(of_words));
+      bytes -= of_words;
       continue;
     }
-    const Kept& frame = kept_[next_];
-    sent_of_next_ += give(frame, sent_of_next_);
-    in_frame_ = sent_of_next_ < frame.size();
-    if (in_frame_) return;
+    const std::size_t of_frame = std::min(bytes, kept_[next_].size() - sent_of_next_);
+    bytes -= of_frame;
+    sent_of_next_ += of_frame;
+    in_frame_ = sent_of_next_ < kept_[next_].size();
+    if (in_frame_) continue;
     ++next_;
     sent_of_next_ = 0;
   }
@@ -137,9 +170,8 @@ void LastingLink::confirm_if_due(std::size_t bytes) {
 void LastingLink::forget_until(std::uint64_t frames) {
   if (frames < confirmed_ || frames - confirmed_ > next_) throw net::BadFrame("a confirmation of what was not sent");
   for (; confirmed_ < frames; ++confirmed_, --next_) {
-    Kept& frame = kept_.front();
-    const bool useful = frame.lent.empty() && frame.bytes.capacity() <= kLargestSpare;
-    if (useful && spare_.size() < kMostSpare) spare_.push_back(std::move(frame.bytes));
+    std::vector<std::byte>& head = kept_.front().head;
+    if (head.capacity() <= kLargestSpare && spare_.size() < kMostSpare) spare_.push_back(std::move(head));
     kept_.pop_front();
   }
 }
@@ -158,7 +190,7 @@ void LastingLink::drop_socket() { socket_.reset(); }
 
 void LastingLink::replace_socket(std::unique_ptr<net::Stream> stream) {
   socket_ = std::make_unique<Link>(std::move(stream), epoch_);
-  socket_->reader().place(placing_.kind, placing_.prefix, placing_.find);
+  for (const Placing& one : placings_) socket_->reader().place(one.kind, one.prefix, one.find);
   if (shares_) socket_->share_evenly();
   resuming_ = true;
   in_frame_ = false;

@@ -7,18 +7,33 @@
 //
 // What is kept is no more than the sockets hold, and what the receiver has not yet confirmed. Data that is lent is not
 // kept but read where it lies, for the second time only if the receiver does not have it.
+//
+// Frames that wait go together, in one call of the system, with what this class has to say between them.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/spare_memory.hpp"
 #include "transport/tcp/link.hpp"
 
 namespace lockstep::transport::tcp {
+
+/// Copies of what was lent; one that several peers need is made once.
+class Copies {
+ public:
+  using Copy = std::shared_ptr<const SpareMemory>;
+
+  Copy of(std::span<const std::byte> data);
+
+ private:
+  std::map<std::pair<const std::byte*, std::size_t>, Copy> copies_;
+};
 
 class LastingLink {
  public:
@@ -32,8 +47,8 @@ class LastingLink {
   /// The same, but the body stays where it is, until `give_back`.
   void lend(std::span<const std::byte> head, std::span<const std::byte> body, std::uint64_t operation);
   /// Copies what is lent for the operation and may be needed again.
-  void give_back(std::uint64_t operation);
-  /// As give_back, but nobody wants the operation any more: what was not begun of it is not sent.
+  void give_back(std::uint64_t operation, Copies& copies);
+  /// Nobody wants the operation any more: what was not begun of it is not sent.
   void abandon(std::uint64_t operation);
   /// Whether the system has taken all frames of the operation.
   bool has_sent(std::uint64_t operation) const;
@@ -81,21 +96,24 @@ class LastingLink {
   int fd() const { return socket_->fd(); }
 
  private:
-  // A frame that is kept; its end may be lent.
+  // A frame that is kept.
   struct Kept {
-    std::vector<std::byte> bytes;
-    std::span<const std::byte> lent = {};
+    std::vector<std::byte> head;
+    std::span<const std::byte> body = {};
+    Copies::Copy copy = {};  // where the body lies, unless it is lent
     std::uint64_t operation = 0;
 
-    std::size_t size() const { return bytes.size() + lent.size(); }
+    std::size_t size() const { return head.size() + body.size(); }
   };
 
-  void keep(Kept frame);
-  std::size_t give(const Kept& frame, std::size_t from);
+  void keep(std::span<const std::byte> head, std::span<const std::byte> body, Copies::Copy copy,
+            std::uint64_t operation);
+  std::size_t gather();
+  void gather(const Kept& frame, std::size_t from);
+  void note_gone(std::size_t bytes);
   void confirm_if_due(std::size_t bytes);
   void go_on_after(std::uint64_t frames);
   void forget_until(std::uint64_t frames);
-  std::vector<std::byte> fresh_buffer();
 
   const std::uint32_t epoch_;
   std::unique_ptr<Link> socket_;
@@ -107,15 +125,16 @@ class LastingLink {
     std::size_t prefix = 0;
     net::FrameReader::FindPlace find;
   };
-  Placing placing_;
+  std::vector<Placing> placings_;
 
-  std::deque<Kept> kept_;         // not confirmed
-  std::uint64_t confirmed_ = 0;   // frames before the first of them
-  std::size_t next_ = 0;          // of kept_: to be sent next
-  std::size_t sent_of_next_ = 0;  // bytes
-  bool in_frame_ = false;         // the socket has been given a part of it, or waits with it
-  std::vector<std::byte> words_;  // of this class's own; they go between two frames
-  std::vector<std::vector<std::byte>> spare_;
+  std::deque<Kept> kept_;                          // not confirmed
+  std::uint64_t confirmed_ = 0;                    // frames before the first of them
+  std::size_t next_ = 0;                           // of kept_: to be sent next
+  std::size_t sent_of_next_ = 0;                   // bytes
+  bool in_frame_ = false;                          // the socket has been given a part of it, or waits with it
+  std::vector<std::byte> words_;                   // of this class's own; they go between two frames
+  std::vector<std::span<const std::byte>> parts_;  // of what is offered to the socket
+  std::vector<std::vector<std::byte>> spare_;      // for heads
 
   std::uint64_t received_ = 0;  // frames
   std::uint64_t told_ = 0;      // how many of them the peer knows of

@@ -15,6 +15,7 @@ namespace lockstep::transport::tcp {
 namespace {
 
 constexpr std::size_t kReadAhead = 8 << 10;
+constexpr std::size_t kBehindLarge = 512;  // what is read ahead behind a large frame, of which the rest is read past it
 
 }  // namespace
 
@@ -38,7 +39,11 @@ std::optional<net::Frame> Link::receive() {
       if (unread_.empty()) return std::nullopt;
       continue;
     } else {
-      got = read(space.first(std::min(space.size(), limit)));
+      const std::span<std::byte> to = space.first(std::min(space.size(), limit));
+      const std::size_t behind = to.size() == space.size() ? kBehindLarge : 0;
+      const std::size_t both = read(to, std::span(ahead_).first(behind));
+      got = std::min(both, to.size());
+      unread_ = std::span<const std::byte>(ahead_).first(both - got);
     }
     reader_.filled(got);
     if (got == 0) return std::nullopt;
@@ -46,11 +51,11 @@ std::optional<net::Frame> Link::receive() {
 }
 
 // A read that has found the end of what there was ends the batch: the next would find nothing.
-std::size_t Link::read(std::span<std::byte> to) {
-  const std::size_t got = stream_->read_some(to);
+std::size_t Link::read(std::span<std::byte> to, std::span<std::byte> ahead) {
+  const std::size_t got = ahead.empty() ? stream_->read_some(to) : stream_->read_some(to, ahead);
   left_in_batch_ -= std::min(got, left_in_batch_);
   bytes_read_ += got;
-  if (got < to.size() && stream_->is_direct()) end_batch();
+  if (got < to.size() + ahead.size() && stream_->is_direct()) end_batch();
   return got;
 }
 
@@ -77,17 +82,6 @@ bool Link::is_swallowed(net::Clock::time_point now, net::Clock::duration limit) 
   acknowledged_ = info.tcpi_bytes_acked;
   acknowledged_at_ = now;
   return false;
-}
-
-std::size_t Link::give(std::span<const std::byte> first, std::span<const std::byte> second) {
-  std::size_t total = 0;
-  while (total < first.size() + second.size()) {
-    const std::size_t of_first = std::min(total, first.size());
-    const std::size_t gone = stream_->write_some(first.subspan(of_first), second.subspan(total - of_first));
-    total += gone;
-    if (gone == 0 || stream_->is_direct()) break;
-  }
-  return total;
 }
 
 }  // namespace lockstep::transport::tcp

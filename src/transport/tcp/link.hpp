@@ -19,7 +19,9 @@ class Link {
 
   /// Sends what the system takes of these bytes, one part behind the other, and says how much that was. Throws
   /// net::ConnectionLost.
-  std::size_t give(std::span<const std::byte> first, std::span<const std::byte> second = {});
+  std::size_t give(net::Stream::Parts parts) { return stream_->write_some(parts); }
+  /// What was not taken is not held on to: something else may come first the next time.
+  bool is_direct() const { return stream_->is_direct(); }
 
   /// The next frame that has arrived. Throws net::ConnectionLost and net::BadFrame. It reads as long as there is
   /// something, but no more than about `kBatch` bytes after `begin_batch`, and nothing after `end_batch`, except what
@@ -52,7 +54,7 @@ class Link {
  private:
   static constexpr std::size_t kBatch = 512 << 10;
 
-  std::size_t read(std::span<std::byte> to);
+  std::size_t read(std::span<std::byte> to, std::span<std::byte> ahead = {});
 
   std::unique_ptr<net::Stream> stream_;
   EvenSharing sharing_;

@@ -10,7 +10,8 @@ void PostOffice::post(const Notice& notice, std::span<const std::byte> attached)
 
 void PostOffice::send_to_all(std::span<const std::byte> head, std::span<const std::byte> rest,
                              std::uint64_t operation) {
-  for (int to = 0; to < static_cast<int>(inboxes_.size()); ++to) switchboard_->send_data(to, head, rest, operation);
+  for (int to = 0; to < static_cast<int>(inboxes_.size()); ++to) switchboard_->lend_data(to, head, rest, operation);
+  if (!rest.empty()) switchboard_->give_back(operation);  // one copy for all, made while the bytes are on their way
 }
 
 template <class Give>

@@ -47,6 +47,9 @@ Switchboard::Switchboard(const TcpOptions& options, std::vector<PeerStreams> str
     one.data->place(kind_of_pieces(), kPieceHeadBytes, [this, peer](std::span<const std::byte> head, std::size_t rest) {
       return callbacks_.place(peer, unpack_piece_head(head), rest);
     });
+    one.data->place(kind_of_notices(), kNoticeHeadBytes, [this, peer](std::span<const std::byte>, std::size_t rest) {
+      return callbacks_.place_attached(peer, rest);
+    });
     if (is_on_this_host(peer) || ports_are_shared(options.hosts)) one.data->share_evenly();
     one.heard = Clock::now();
     watch(control_poll_.get(), one.control->fd(), peer, false, EPOLL_CTL_ADD);
@@ -155,8 +158,9 @@ void Switchboard::lend_data(int to, std::span<const std::byte> head, std::span<c
 }
 
 void Switchboard::give_back(std::uint64_t operation) {
+  Copies copies;
   for (Line& one : lines_) {
-    if (one.data) one.data->give_back(operation);
+    if (one.data) one.data->give_back(operation, copies);
   }
 }
 

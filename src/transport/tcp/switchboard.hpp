@@ -32,6 +32,8 @@ class Switchboard {
     std::function<void(int from, Said said)> heard;
     /// Where so many bytes of data belong that follow the head of a piece; empty: it is not known.
     std::function<std::span<std::byte>(int from, const Piece& head, std::size_t bytes)> place;
+    /// The same for what is attached to a notice.
+    std::function<std::span<std::byte>(int from, std::size_t bytes)> place_attached;
     std::function<void(int peer)> lost;    ///< its health has changed to something else than alive
     std::function<void(int peer)> broken;  ///< its connections are to be made again; said again until they are
   };

@@ -66,6 +66,8 @@ class TcpTransport final : public Transport, private Messages {
                      {.heard = [this](int from, Said said) { take(from, std::move(said)); },
                       .place = [this](int from, const Piece& head,
                                       std::size_t bytes) { return office_.inbox(from).place_for(head, bytes); },
+                      .place_attached =
+                          [this](int from, std::size_t bytes) { return office_.inbox(from).place_for_attached(bytes); },
                       .lost = [this](int peer) { agreement_.lose(peer); },
                       .broken = [this](int peer) { mesh_->call_again(peer, keeper_bell_); }}) {
     office_.use(switchboard_);

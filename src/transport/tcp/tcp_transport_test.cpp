@@ -62,6 +62,49 @@ TEST(TcpTransport, MessagesOfAllSizesBothWaysAtOnce) {
   }
 }
 
+// More than the sockets take, and the memory is its owner's again at once.
+TEST(TcpTransport, WhatIsAttachedToANoticeReachesAll) {
+  constexpr int kSize = 3, kNotices = 30;
+  for (const bool encrypt : {false, true}) {
+    std::vector<TcpOptions> options;
+    for (int rank = 0; rank < kSize; ++rank) {
+      options.push_back(tcp_test_options(rank, kSize));
+      options.back().encrypt_data = encrypt;
+    }
+    auto ranks = connect_tcp_world(options);
+    const auto bytes_of = [&](int number) {
+      return std::min<std::size_t>(number % 3 == 0 ? 0 : number * 40'000, ranks[0]->most_attached());
+    };
+    for (int number = 0; number < kNotices; ++number) {
+      Notice notice;
+      notice.head.id = static_cast<std::uint64_t>(number) + 1;
+      std::vector<std::byte> attached = noise(bytes_of(number), static_cast<unsigned>(number));
+      ranks[0]->post_with(notice, attached);
+      std::fill(attached.begin(), attached.end(), std::byte{0xff});
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 1; rank < kSize; ++rank) {
+      threads.emplace_back([&, rank] {
+        Transport& self = *ranks[static_cast<std::size_t>(rank)];
+        std::vector<NoticeRef> heard;
+        for (int number = 0; number < kNotices; ++number) {
+          NoticeRef notice;
+          EXPECT_TRUE(comes_true(self, [&] { return static_cast<bool>(notice = self.next(0)); }));
+          heard.push_back(notice);
+        }
+        for (int number = 0; number < kNotices; ++number) {
+          const NoticeRef& notice = heard[static_cast<std::size_t>(number)];
+          EXPECT_EQ(notice.head->id, static_cast<std::uint64_t>(number) + 1);
+          EXPECT_TRUE(std::ranges::equal(notice.attached, noise(bytes_of(number), static_cast<unsigned>(number))));
+          self.release(0, notice.position);
+        }
+      });
+    }
+    EXPECT_TRUE(comes_true(*ranks[0], [&] { return ranks[0]->has_sent(kNotices); }));
+    for (auto& thread : threads) thread.join();
+  }
+}
+
 // More than the sockets take. What was not begun is not sent; what comes after it arrives.
 TEST(TcpTransport, AnAbandonedOperationIsNeitherCopiedNorSent) {
   for (const bool encrypt : {false, true}) {

@@ -32,6 +32,7 @@ constexpr std::uint32_t kMostThreads = 64;
 constexpr std::uint32_t kMostRanks = 1 << 16;
 constexpr std::uint32_t kWordsBytes = 64 + kLongestText + 8 * kMostRanks;
 static_assert(std::is_trivially_copyable_v<Notice>);
+static_assert(kNoticeHeadBytes == sizeof(NoticeHead) + sizeof(NoticeDetail) + sizeof(std::uint32_t));
 
 class Packer {
  public:
@@ -130,12 +131,14 @@ class Unpacker {
   std::span<const std::byte> rest_;
 };
 
-Announcement unpack_announcement(Unpacker& from) {
+Announcement unpack_announcement(Unpacker& from, std::size_t placed) {
   Announcement said;
   said.notice.head = from.take<NoticeHead>();
   said.notice.detail = from.take<NoticeDetail>();
   const auto attached = from.take<std::uint32_t>();
-  said.attached = from.take_raw(attached);
+  if (placed != 0 && placed != attached) throw net::BadFrame("a notice with more or less than it says");
+  said.attached = from.take_raw(attached - placed);
+  said.placed = placed;
   const NoticeDetail& detail = said.notice.detail;
   const bool sound = said.notice.head.inline_bytes <= kInlineBytes && detail.ndim >= 0 &&
                      detail.ndim <= NoticeDetail::kMaxDims && detail.name[NoticeDetail::kNameBytes - 1] == '\0';
@@ -300,6 +303,7 @@ std::vector<std::byte> pack_head(const Announcement& announcement, std::uint32_t
 }
 
 std::uint32_t kind_of_pieces() { return static_cast<std::uint32_t>(SaidKind::piece); }
+std::uint32_t kind_of_notices() { return static_cast<std::uint32_t>(SaidKind::notice); }
 
 Piece unpack_piece_head(std::span<const std::byte> head) {
   Unpacker from(head);
@@ -326,7 +330,7 @@ Said unpack(const net::Frame& frame, int world_size) {
       case SaidKind::hello:
         return Hello{.process = from.take<std::uint64_t>(), .token = from.take<std::uint64_t>()};
       case SaidKind::notice:
-        return unpack_announcement(from);
+        return unpack_announcement(from, frame.placed);
       case SaidKind::piece:
         return unpack_piece(from, frame.placed);
       case SaidKind::declaration:
@@ -353,8 +357,7 @@ std::optional<std::uint32_t> said_limit(std::uint32_t kind) {
     return std::nullopt;
   switch (static_cast<SaidKind>(kind)) {
     case SaidKind::notice:
-      return static_cast<std::uint32_t>(sizeof(NoticeHead) + sizeof(NoticeDetail) + sizeof(std::uint32_t) +
-                                        kMostAttached);
+      return static_cast<std::uint32_t>(kNoticeHeadBytes + kMostAttached);
     case SaidKind::piece:
       return static_cast<std::uint32_t>(kPieceBytes + kPieceHeadBytes);
     case SaidKind::filler:

@@ -34,6 +34,7 @@ struct Piece {
 struct Announcement {
   Notice notice;
   std::span<const std::byte> attached = {};
+  std::size_t placed = 0;  ///< instead: bytes of it that are where they belong already
 };
 
 struct Declaration {
@@ -53,7 +54,8 @@ struct Measured {
 };
 
 inline constexpr std::size_t kPieceBytes = 256 << 10;
-inline constexpr std::size_t kPieceHeadBytes = 20;  ///< of its payload, before the data
+inline constexpr std::size_t kPieceHeadBytes = 20;                   ///< of its payload, before the data
+inline constexpr std::size_t kNoticeHeadBytes = sizeof(Notice) + 4;  ///< the same, before what is attached
 inline constexpr std::size_t kMostAttached = 1 << 20;
 inline constexpr std::size_t kMostFiller = 64 << 10;
 
@@ -72,6 +74,7 @@ std::vector<std::byte> pack_head(const Announcement& announcement, std::uint32_t
 
 /// The kind of a piece's frame, and what its first kPieceHeadBytes bytes say.
 std::uint32_t kind_of_pieces();
+std::uint32_t kind_of_notices();
 Piece unpack_piece_head(std::span<const std::byte> head);
 
 /// Of a LastingLink's own: how many frames have arrived.

@@ -76,6 +76,7 @@ std::size_t partials_of(const Call& call, std::size_t index) {
 LeafTable::LeafTable(const Call& call)
     : total_(call.total_leaves == 0 ? call.count() : static_cast<std::size_t>(call.total_leaves)) {
   std::vector<std::pair<std::size_t, Entry>> found;  // leaf number first
+  found.reserve(call.count());
   for (std::size_t i = 0; i < call.count(); ++i) {
     const Party& party = call.parties[i];
     if (!party.present) continue;
@@ -89,7 +90,10 @@ LeafTable::LeafTable(const Call& call)
       ++partial;
     }
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  if (call.total_leaves != 0)
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  numbers_.reserve(found.size());
+  entries_.reserve(found.size());
   for (const auto& [number, entry] : found) {
     numbers_.push_back(number);
     entries_.push_back(entry);

@@ -165,7 +165,8 @@ collective::Call Core::call_for(Operation& operation, const negotiation::Gatheri
   collective::check_leaf_ranges(call);
   call.divisor = collective::divisor_of(call, request.by_contributors);
   call.received = &operation.received;
-  call.make_output = [&operation, shape](std::int64_t rows) { return make_output(operation, shape, rows); };
+  // Notices stay until the operation ends; a copy of one would cost a tiny operation more than its sum.
+  call.make_output = [&operation, like = &shape](std::int64_t rows) { return make_output(operation, *like, rows); };
   return call;
 }
 

@@ -61,9 +61,11 @@ void PostOffice::refuse(std::uint64_t operation) {
 bool PostOffice::is_asked_again(int from) {
   const auto index = static_cast<std::size_t>(from);
   const bool again = seen_nothing_[index];
-  if (again) std::fill(seen_nothing_.begin(), seen_nothing_.end(), false);
+  if (again) note_found();
   seen_nothing_[index] = true;
   return again;
 }
+
+void PostOffice::note_found() { std::fill(seen_nothing_.begin(), seen_nothing_.end(), false); }
 
 }  // namespace lockstep::transport::tcp

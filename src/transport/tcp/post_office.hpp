@@ -35,6 +35,9 @@ class PostOffice {
   /// all peers in turn makes one look, not one for each.
   bool is_asked_again(int from);
 
+  /// Something was found, and who has found it will ask for more: the first time it need not be looked for.
+  void note_found();
+
  private:
   template <class Give>
   void in_pieces(std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data, const Give& give);

@@ -221,7 +221,7 @@ bool Switchboard::take_batch(int peer, LastingLink& link) {
     line(peer).broken.reset();
     Said said = unpack(*frame, size());
     if (std::holds_alternative<Announcement>(said)) link.end_batch();
-    callbacks_.heard(peer, std::move(said));
+    callbacks_.heard(peer, said);
     if (line(peer).health != Health::alive) return true;  // it has left, and `link` is gone
   }
   return link.bytes_read() != before;

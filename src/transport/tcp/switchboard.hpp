@@ -29,7 +29,7 @@ namespace lockstep::transport::tcp {
 class Switchboard {
  public:
   struct Callbacks {
-    std::function<void(int from, Said said)> heard;
+    std::function<void(int from, Said& said)> heard;
     /// Where so many bytes of data belong that follow the head of a piece; empty: it is not known.
     std::function<std::span<std::byte>(int from, const Piece& head, std::size_t bytes)> place;
     /// The same for what is attached to a notice.

@@ -63,7 +63,7 @@ class TcpTransport final : public Transport, private Messages {
         office_(streams.size(), options.self.epoch),
         agreement_(rank_, static_cast<int>(streams.size())),
         switchboard_(options, std::move(streams),
-                     {.heard = [this](int from, Said said) { take(from, std::move(said)); },
+                     {.heard = [this](int from, Said& said) { take(from, said); },
                       .place = [this](int from, const Piece& head,
                                       std::size_t bytes) { return office_.inbox(from).place_for(head, bytes); },
                       .place_attached =
@@ -130,7 +130,9 @@ class TcpTransport final : public Transport, private Messages {
     std::lock_guard lock(mutex_);
     Inbox& inbox = office_.inbox(from);
     if (!inbox.has_notice() && office_.is_asked_again(from)) pump();
-    return inbox.has_notice() ? inbox.next() : NoticeRef{};
+    if (!inbox.has_notice()) return {};
+    office_.note_found();
+    return inbox.next();
   }
 
   void release(int from, std::uint64_t position) override {
@@ -312,7 +314,7 @@ class TcpTransport final : public Transport, private Messages {
     sleepers_.wake_all();
   }
 
-  void take(int from, Said said) {
+  void take(int from, Said& said) {
     Peer& one = peer(from);
     if (auto* announcement = std::get_if<Announcement>(&said)) {
       office_.inbox(from).add(*announcement);

@@ -34,8 +34,14 @@ constexpr std::uint32_t kWordsBytes = 64 + kLongestText + 8 * kMostRanks;
 static_assert(std::is_trivially_copyable_v<Notice>);
 static_assert(kNoticeHeadBytes == sizeof(NoticeHead) + sizeof(NoticeDetail) + sizeof(std::uint32_t));
 
+// The header's place comes first, so that what is packed is a frame already.
 class Packer {
  public:
+  explicit Packer(std::size_t payload = 64) {
+    frame_.reserve(net::kFrameHeaderBytes + payload);
+    frame_.resize(net::kFrameHeaderBytes);
+  }
+
   template <class T>
   requires std::is_arithmetic_v<T> Packer& add(T value) { return add_raw(&value, sizeof value); }
 
@@ -56,26 +62,25 @@ class Packer {
   }
 
   Packer& add_raw(const void* data, std::size_t size) {
-    const std::size_t before = payload_.size();
-    payload_.resize(before + size);
-    if (size > 0) std::memcpy(payload_.data() + before, data, size);
+    const auto* bytes = static_cast<const std::byte*>(data);
+    frame_.insert(frame_.end(), bytes, bytes + size);
     return *this;
   }
 
-  std::vector<std::byte> frame(SaidKind kind, std::uint32_t epoch) const { return frame_before({}, kind, epoch); }
+  // The last that is asked of it.
+  std::vector<std::byte> frame(SaidKind kind, std::uint32_t epoch) { return frame_before({}, kind, epoch); }
 
   // The frame without the end of its payload, which follows.
-  std::vector<std::byte> frame_before(std::span<const std::byte> rest, SaidKind kind, std::uint32_t epoch) const {
-    auto frame = net::make_frame(static_cast<std::uint32_t>(kind), epoch, payload_);
-    const auto header = net::encode({.length = static_cast<std::uint32_t>(payload_.size() + rest.size()),
-                                     .kind = static_cast<std::uint32_t>(kind),
-                                     .epoch = epoch});
-    std::copy(header.begin(), header.end(), frame.begin());
-    return frame;
+  std::vector<std::byte> frame_before(std::span<const std::byte> rest, SaidKind kind, std::uint32_t epoch) {
+    const std::size_t length = frame_.size() - net::kFrameHeaderBytes + rest.size();
+    const auto header = net::encode(
+        {.length = static_cast<std::uint32_t>(length), .kind = static_cast<std::uint32_t>(kind), .epoch = epoch});
+    std::copy(header.begin(), header.end(), frame_.begin());
+    return std::move(frame_);
   }
 
  private:
-  std::vector<std::byte> payload_;
+  std::vector<std::byte> frame_;
 };
 
 class Unpacker {
@@ -295,7 +300,7 @@ std::vector<std::byte> pack_head(const Piece& piece, std::uint32_t epoch) {
 
 std::vector<std::byte> pack_head(const Announcement& announcement, std::uint32_t epoch) {
   const Notice& notice = announcement.notice;
-  return Packer()
+  return Packer(kNoticeHeadBytes)
       .add_raw(&notice.head, sizeof notice.head)
       .add_raw(&notice.detail, sizeof notice.detail)
       .add(static_cast<std::uint32_t>(announcement.attached.size()))

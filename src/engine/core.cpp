@@ -23,6 +23,8 @@ using transport::NoticeRef;
 using transport::Verdict;
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(50);
+// For the rest of what has begun to arrive. Where that takes longer, to be woken at its end is a small part of it.
+constexpr auto kAwakeForRest = std::chrono::milliseconds(4);
 
 // Counts up in every forked child, so that an engine can tell that it is a copy whose thread does not exist.
 unsigned fork_generation() {
@@ -375,7 +377,9 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit, bo
 bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
   // A slice that goes on with a wait has been awake for long enough already.
   Patience patience = waiter.rounds == 0 ? patience_ : Patience::none();
-  if (waiter.rounds == 0 && !crowded_) patience.stay_awake_for(transport_->answer_time());
+  const bool stays_awake = waiter.rounds == 0 && !crowded_;
+  if (stays_awake) patience.stay_awake_for(transport_->answer_time());
+  const std::uint64_t arrivals = transport_->arrivals();
   auto advance = [&] {
     std::lock_guard lock(mutex_);
     return progress();
@@ -389,6 +393,7 @@ bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::ti
       patience.reset();
       continue;
     }
+    if (stays_awake && transport_->arrivals() != arrivals) patience.stay_awake_for_rest(kAwakeForRest);
     if (patience.wait_awake()) continue;
     auto nap = std::chrono::nanoseconds(kLongestSleep);
     if (limit) {

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/cpu.hpp"
@@ -19,6 +20,14 @@ class Patience {
 
   /// So long at least, for an answer that comes from far away: to be woken takes longer than to look once more.
   void stay_awake_for(std::chrono::nanoseconds time) { least_ = time; }
+
+  /// Part of what is awaited is there, and the rest comes right behind it: so long for that, once.
+  void stay_awake_for_rest(std::chrono::nanoseconds time) {
+    if (awaits_rest_) return;
+    awaits_rest_ = true;
+    least_ = std::max(least_, time);
+    since_ = {};
+  }
 
   void reset() {
     tried_ = 0;
@@ -49,6 +58,7 @@ class Patience {
   int spins_;
   int yields_;
   int tried_ = 0;
+  bool awaits_rest_ = false;
   std::chrono::nanoseconds least_{0};
   Clock::time_point since_{};
 };

@@ -205,6 +205,9 @@ class Transport {
   /// How long an answer may take for which it pays to stay awake; 0: nothing is known of that.
   virtual std::chrono::nanoseconds answer_time() const { return {}; }
 
+  /// Changes whenever data has arrived, also when it is not yet a whole notice or message.
+  virtual std::uint64_t arrivals() const { return 0; }
+
   /// Whether all that this rank has to say for the operation is on its way. An operation is not over before: afterwards
   /// nobody may be there who would send the rest.
   virtual bool has_sent(std::uint64_t /*operation*/) { return true; }

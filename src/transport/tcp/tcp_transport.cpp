@@ -120,6 +120,7 @@ class TcpTransport final : public Transport, private Messages {
   }
   std::size_t bytes_per_trip() const override { return bytes_per_trip_; }
   std::chrono::nanoseconds answer_time() const override { return std::chrono::nanoseconds(answer_ns_); }
+  std::uint64_t arrivals() const override { return arrivals_.load(std::memory_order_relaxed); }
 
   bool has_sent(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
@@ -299,7 +300,10 @@ class TcpTransport final : public Transport, private Messages {
   // Takes the data that has arrived and sends what could not be sent before.
   void pump() {
     pumped_ = Clock::now();
-    if (switchboard_.pump_data()) return after_news();
+    if (switchboard_.pump_data()) {
+      arrivals_.fetch_add(1, std::memory_order_relaxed);
+      return after_news();
+    }
     if (backlog_) note_backlog();
   }
 
@@ -511,6 +515,7 @@ class TcpTransport final : public Transport, private Messages {
   std::atomic<std::uint64_t> rounds_ = 0;  // of the keeper
   std::atomic<std::size_t> bytes_per_trip_ = 0;
   std::atomic<std::int64_t> answer_ns_ = 0;
+  std::atomic<std::uint64_t> arrivals_ = 0;
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
   std::vector<Peer> peers_;  // by rank; of this rank's only the network is used

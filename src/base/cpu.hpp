@@ -14,4 +14,8 @@ inline void cpu_relax() noexcept {
 /// Cores this process may run on (its affinity mask, not the machine's count). At least 1.
 int usable_cores();
 
+/// The same together with those on which whoever started this process may run: launchers bind each rank to a few cores,
+/// and run on all of them themselves.
+int usable_cores_of_job();
+
 }  // namespace lockstep

@@ -42,7 +42,7 @@ auto system_deadline(std::chrono::milliseconds from_now) { return std::chrono::s
 Core::Core(const Options& options, std::unique_ptr<transport::Transport> transport, Drive drive)
     : options_(options),
       transport_(std::move(transport)),
-      crowded_(options.local_size > usable_cores()),
+      crowded_(options.local_size > usable_cores_of_job()),
       expressive_(transport_->size() > 1 && transport_->shared() != nullptr),
       patience_(drive == Drive::owner ? Patience::none() : Patience(crowded_)),
       fork_generation_(fork_generation()),

@@ -26,6 +26,9 @@ constexpr int kLooksBetweenNotices = 32;
 // A peer that makes the same call at the same time is there after a look or two; until then nobody needs to be told.
 constexpr int kLooksBeforeTelling = 3;
 
+// So large a tensor is at work long enough for somebody to ask what this rank is doing.
+constexpr std::size_t kWorthTelling = std::size_t{1} << 20;
+
 std::uint64_t stamp_of(std::uint64_t joins, std::uint64_t number) { return joins << 48 | (number + 1); }
 std::uint64_t joins_of(std::uint64_t stamp) { return stamp >> 48; }
 std::uint64_t number_after(std::uint64_t stamp) { return stamp & ((std::uint64_t{1} << 48) - 1); }
@@ -123,7 +126,11 @@ bool Core::run_express(const ExpressCall& call, OperationPtr* rest) {
     trace::Span span;
     const bool met = await_offers(call, number, span);
     tell_of_offer(number);
-    const trace::Ticks matched = bytes > transport::kOfferedBytes ? trace::ticks() : 0;
+    if (met && bytes >= kWorthTelling) {
+      if (span.kind == nullptr) record_express(call, number, span);
+      recorder_.matched(span);
+    }
+    const trace::Ticks matched = bytes > transport::kOfferedBytes && span.matched == 0 ? trace::ticks() : 0;
     if (met && carry_out(call, number)) {
       if (last && one_is_enough) ring_others();
       if (span.kind != nullptr) {

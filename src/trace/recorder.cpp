@@ -19,7 +19,7 @@ void Recorder::submitted(Span& span, const char* kind, std::string_view name, st
 }
 
 void Recorder::matched(Span& span) {
-  if (span.kind == nullptr) return;
+  if (span.kind == nullptr || span.matched != 0) return;
   span.matched = ticks();
   flight_record_.matched(span.flight, span.matched);
   timeline_.matched(span.timeline, span.matched, span.kind);

@@ -95,7 +95,7 @@ std::shared_ptr<Segment> Segment::attach(const Fd& fd) {
 bool Segment::commit(const std::byte* first, std::size_t bytes) const {
   const auto left = memory_left();
   if (left && *left < bytes + kReserve) return false;
-  return take_memory(mapping_.file(), static_cast<std::size_t>(first - base_), bytes);
+  return mapping_.take(first, bytes);
 }
 
 LivenessWord& Segment::liveness(int rank) {

@@ -6,7 +6,10 @@
 // up in those pages that the child has not written to.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <string>
 
 #include "base/fd.hpp"
 
@@ -14,6 +17,10 @@ namespace lockstep::heap {
 
 /// Takes the memory of a part of a memory file, so that touching it kills nobody. False: there is not so much.
 bool take_memory(int file, std::size_t offset, std::size_t bytes);
+
+/// Maps a part of a file where large pages of it can be used, which needs addresses that go with their offsets. Throws
+/// Error(system), `what` it is for, when the address space does not suffice.
+std::byte* map_part(int file, std::size_t offset, std::size_t bytes, int protection, const std::string& what);
 
 class SharedMapping {
  public:
@@ -26,6 +33,13 @@ class SharedMapping {
   std::byte* base() const { return base_; }
   int file() const { return file_.get(); }
 
+  /// Takes the memory of a part, in large pages where that makes sense. False: there is not so much.
+  bool take(const std::byte* first, std::size_t bytes) const;
+
+  /// Makes large pages of memory that was taken, where it is large enough, the kernel has some, and it does not take
+  /// long.
+  void use_large_pages(const std::byte* first, std::size_t bytes) const;
+
  private:
   friend struct Mappings;
   void make_private() noexcept;
@@ -33,7 +47,8 @@ class SharedMapping {
   Fd file_;
   std::size_t bytes_;
   std::byte* base_ = nullptr;
-  bool private_ = false;  // this is a forked child
+  bool private_ = false;                                              // this is a forked child
+  mutable std::atomic<std::chrono::steady_clock::duration> spent_{};  // on making large pages
 };
 
 }  // namespace lockstep::heap

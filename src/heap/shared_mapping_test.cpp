@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 #include <functional>
 
@@ -50,6 +51,26 @@ TEST(SharedMapping, is_a_copy_of_its_own_in_a_forked_child) {
     return read && std::strcmp(text, "the child's") == 0 && std::strcmp(peers, "the parent's") == 0;
   }));
   EXPECT_STREQ(text, "the parent's");
+}
+
+TEST(SharedMapping, has_addresses_at_which_large_pages_fit) {
+  constexpr std::size_t kLargePage = 2 << 20;
+  Fd file(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), 5 * kLargePage + 4096), 0);
+  const SharedMapping whole(copy_of(file), 5 * kLargePage + 4096);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(whole.base()) % kLargePage, 0U);
+  const std::size_t offset = kLargePage + 3 * 4096;
+  std::byte* const part = map_part(file.get(), offset, kLargePage, PROT_READ, "map a part");
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(part) % kLargePage, 3U * 4096);
+
+  // Whether there are large pages or not, what is in the memory stays, and all see it.
+  whole.base()[offset] = std::byte{7};
+  EXPECT_TRUE(whole.take(whole.base() + kLargePage + 4096, 3 * kLargePage));
+  EXPECT_EQ(part[0], std::byte{7});
+  whole.base()[offset + 4096] = std::byte{8};
+  EXPECT_EQ(part[4096], std::byte{8});
+  EXPECT_EQ(::munmap(part, kLargePage), 0);
+  EXPECT_EQ(whole.base()[5 * kLargePage + 4095], std::byte{0}) << "the end, which fills no large page";
 }
 
 TEST(SharedMapping, that_is_gone_leaves_nothing_in_a_forked_child) {

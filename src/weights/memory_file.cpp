@@ -60,9 +60,8 @@ Fd open_memory_file(const FileAddress& address) {
 }
 
 ReadOnlyView::ReadOnlyView(int file, FilePart part) : bytes_(part.bytes) {
-  void* shown = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, static_cast<off_t>(part.first));
-  if (shown == MAP_FAILED) throw_errno(fmt::format("map {} MB of shared weights to read", bytes_ >> 20));
-  base_ = static_cast<std::byte*>(shown);
+  base_ = heap::map_part(file, part.first, bytes_, PROT_READ,
+                         fmt::format("map {} MB of shared weights to read", bytes_ >> 20));
 }
 
 ReadOnlyView::~ReadOnlyView() { ::munmap(base_, bytes_); }
@@ -73,7 +72,7 @@ Mapping::Mapping(Fd file, std::size_t bytes, FilePart weights, FilePart state)
 bool Mapping::commit(const std::byte* first, std::size_t bytes) const {
   const auto left = memory_left();
   if (left && *left < bytes) return false;
-  return heap::take_memory(whole_.file(), static_cast<std::size_t>(first - base()), bytes);
+  return whole_.take(first, bytes);
 }
 
 bool Mapping::commit_on_node(FilePart part, int node) const {

@@ -60,6 +60,9 @@ class Mapping {
   /// Takes the memory of a part, which may have been taken before. False: there is not so much.
   bool commit(const std::byte* first, std::size_t bytes) const;
 
+  /// See heap::SharedMapping.
+  void use_large_pages(std::size_t bytes) const { whole_.use_large_pages(base(), bytes); }
+
   /// Takes it so that it lies on a memory node: asks the kernel for that, and is the first to touch it, which suffices
   /// on a thread that runs there where the kernel refuses.
   bool commit_on_node(FilePart part, int node) const;

@@ -252,6 +252,7 @@ class SharedWeights::Impl {
         Fd file = weights::make_memory_file(layout_.bytes(), bytes_of_first(), bytes_of_all(), layout_.copies());
         const FileAddress address = weights::address_of(file);
         map(std::move(file));
+        mapping_->use_large_pages(bytes_of_first());
         Store::initialise(layout_, mapping_->base());
         own.file = address;
       });

@@ -6,15 +6,22 @@
 #include <cstring>
 
 namespace lockstep::transport::tcp {
+namespace {
 
+SpareMemory copy_of(std::span<const std::byte> attached) {
+  if (attached.empty()) return {};
+  SpareMemory copy(attached.size());
+  std::copy(attached.begin(), attached.end(), copy.data());
+  return copy;
+}
+
+}  // namespace
+
+// One that is whole leaves alone what is being read for another: a peer might send it on its other connection.
 void Inbox::add(const Announcement& announcement) {
-  if (announcement.placed == 0) {
-    const std::span<const std::byte> attached = announcement.attached;
-    attached_ = attached.empty() ? SpareMemory() : SpareMemory(attached.size());
-    std::copy(attached.begin(), attached.end(), attached_.data());
-  }
-  unread_.push_back(
-      std::make_unique<const Announced>(Announced{.notice = announcement.notice, .attached = std::move(attached_)}));
+  unread_.push_back(std::make_unique<const Announced>(
+      Announced{.notice = announcement.notice,
+                .attached = announcement.placed != 0 ? std::move(attached_) : copy_of(announcement.attached)}));
 }
 
 std::span<std::byte> Inbox::place_for_attached(std::size_t bytes) {

@@ -1,5 +1,7 @@
 #include "base/spare_memory.hpp"
 
+#include <pthread.h>
+
 #include <deque>
 #include <mutex>
 
@@ -22,9 +24,14 @@ struct Spares {
   std::size_t bytes = 0;
 };
 
-// Never destroyed: engines may end later than static objects.
+// Never destroyed: engines may end later than static objects. A forked child has a copy that nobody was using: there,
+// too, blocks go back when the copy of an engine is destroyed.
 Spares& spares() {
-  static auto* const all = new Spares;
+  static Spares* const all = [] {
+    auto* const made = new Spares;
+    pthread_atfork([] { spares().mutex.lock(); }, [] { spares().mutex.unlock(); }, [] { spares().mutex.unlock(); });
+    return made;
+  }();
   return *all;
 }
 

@@ -1,8 +1,14 @@
 #include "base/spare_memory.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <thread>
 #include <vector>
+
+#include "base/sanitizer_test.hpp"
 
 namespace lockstep {
 namespace {
@@ -42,6 +48,30 @@ TEST(SpareMemory, MovesWithItsOwner) {
   std::vector<SpareMemory> many;
   many.push_back(std::move(other));
   EXPECT_EQ(many.back().data(), block);
+}
+
+// Also when another thread is just taking or giving back some: a child destroys its copy of an engine.
+TEST(SpareMemory, IsGivenBackInAForkedChild) {
+  std::atomic<bool> ends = false;
+  std::thread other([&] {
+    while (!ends) const SpareMemory memory(kMegabyte);
+  });
+  for (int i = 0; i < (under_sanitizer() ? 10 : 300); ++i) {
+    SpareMemory mine(kMegabyte / 4);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);  // one that waits for a thread it does not have must not hang the test
+      mine = {};
+      ::_exit(0);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    if (status == 0) continue;
+    ADD_FAILURE() << "child " << i << " ended with status " << status;
+    break;
+  }
+  ends = true;
+  other.join();
 }
 
 }  // namespace

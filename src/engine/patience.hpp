@@ -3,7 +3,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
 #include <chrono>
 
 #include "base/cpu.hpp"
@@ -12,6 +11,8 @@ namespace lockstep::engine {
 
 /// Spinning pays when the peer runs on another core. When ranks outnumber cores it only keeps the peer from running.
 class Patience {
+  using Clock = std::chrono::steady_clock;
+
  public:
   explicit Patience(bool crowded) : spins_(crowded ? 1 : 1000), yields_(crowded ? 30 : 100) {}
 
@@ -21,12 +22,10 @@ class Patience {
   /// So long at least, for an answer that comes from far away: to be woken takes longer than to look once more.
   void stay_awake_for(std::chrono::nanoseconds time) { least_ = time; }
 
-  /// Part of what is awaited is there, and the rest comes right behind it: so long for that, once.
+  /// Part of what is awaited is there, and the rest comes right behind it: so long for that from now on, once. What
+  /// else comes meanwhile does not prolong it: a wait must not be spent awake.
   void stay_awake_for_rest(std::chrono::nanoseconds time) {
-    if (awaits_rest_) return;
-    awaits_rest_ = true;
-    least_ = std::max(least_, time);
-    since_ = {};
+    if (rest_until_ == Clock::time_point{}) rest_until_ = Clock::now() + time;
   }
 
   void reset() {
@@ -42,15 +41,14 @@ class Patience {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   Patience(int spins, int yields) : spins_(spins), yields_(yields) {}
 
   bool wait_longer() {
-    if (least_ <= least_.zero()) return false;
+    const bool never = least_ <= least_.zero() && rest_until_ == Clock::time_point{};
+    if (never) return false;
     const Clock::time_point now = Clock::now();
     if (since_ == Clock::time_point{}) since_ = now;
-    if (now - since_ >= least_) return false;
+    if (now - since_ >= least_ && now >= rest_until_) return false;
     cpu_relax();
     return true;
   }
@@ -58,9 +56,9 @@ class Patience {
   int spins_;
   int yields_;
   int tried_ = 0;
-  bool awaits_rest_ = false;
   std::chrono::nanoseconds least_{0};
   Clock::time_point since_{};
+  Clock::time_point rest_until_{};
 };
 
 }  // namespace lockstep::engine

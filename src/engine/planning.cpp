@@ -43,7 +43,8 @@ std::uint64_t hash_of(const Operation& operation) {
   return hasher.value();
 }
 
-// First what the plan of that step held already, in its order, then the rest in the order of rank 0.
+// First what the plan of that step held already, in the order in which it was submitted, then the rest in that of rank
+// 0.
 std::shared_ptr<const Plan> make_plan(const StepRecord& record, const std::vector<Planning::Candidate>& order) {
   std::unordered_map<std::uint64_t, const Operation*> by_key;
   std::unordered_map<std::uint64_t, const Operation*> by_id;
@@ -60,11 +61,13 @@ std::shared_ptr<const Plan> make_plan(const StepRecord& record, const std::vecto
       if (ordinary != by_key.end()) {
         entries.push_back(entry_of(*ordinary->second, hash_of(*ordinary->second)));
         entries.back().place = entry.place;  // on other ranks it may have been part of its bucket
+        entries.back().turn = entry.turn;
       } else if (used != record.used.end() && *used == i) {
         entries.push_back(entry);
       }
       if (used != record.used.end() && *used == i) ++used;
     }
+    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.turn < b.turn; });
   }
   for (const auto& [id, place] : order) {
     const auto found = by_id.find(id);

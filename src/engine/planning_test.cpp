@@ -18,9 +18,12 @@ Core::OperationPtr submit(Core& core, const TensorView& input, const TensorView&
                           double postscale = 1.0) {
   return core.submit_all_reduce({.input = &input, .output = &output, .op = op, .postscale = postscale});
 }
-Core::OperationPtr submit(Core& core, std::vector<float>& values, const std::string& name) {
-  const TensorView tensor = view(values.data(), values.size(), name);
+Core::OperationPtr submit(Core& core, float* values, std::size_t count, const std::string& name) {
+  const TensorView tensor = view(values, count, name);
   return submit(core, tensor, tensor);
+}
+Core::OperationPtr submit(Core& core, std::vector<float>& values, const std::string& name) {
+  return submit(core, values.data(), values.size(), name);
 }
 
 std::uint64_t notices_taken(Core& core) {
@@ -185,6 +188,34 @@ TEST_P(Plans, AProgramThatWaitsInsideItsStepsIsNotHeldUp) {
       core.end_step();
       for (const auto& value : values) EXPECT_EQ(value.front(), static_cast<float>(size()));
     }
+  });
+}
+
+// In a bucket the small tensor comes first, because it lies first. A later plan must not take it for the next in turn,
+// and put it into the bucket before, which still has room for it: every wait would then come before that one is full.
+TEST(PlansOfMemory, APlanThatFollowsAnotherCutsTheOrderOfSubmission) {
+  constexpr std::size_t kMegabyte = 1 << 20, kSmall = 4096;
+  run_world(Over::shm, 2, [&](Core& core) {
+    transport::SharedMemory& shared = *core.transport().shared();
+    auto* const block = static_cast<std::byte*>(shared.allocate(7 * kMegabyte));
+    std::fill_n(block, 7 * kMegabyte, std::byte{0});
+    const auto start = [&](std::size_t megabyte, std::size_t bytes, const char* name) {
+      return submit(core, reinterpret_cast<float*>(block + megabyte * kMegabyte), bytes / sizeof(float), name);
+    };
+    constexpr int kSteps = 10;
+    for (int step = 0; step < kSteps; ++step) {
+      run(core, barrier());
+      core.begin_step();
+      const std::uint64_t before = notices_taken(core);
+      core.wait(*start(3, 3 * kMegabyte, "first"));
+      start(1, 2 * kMegabyte, "second");
+      start(0, kSmall, "small");
+      if (step >= 3) start(6, kSmall, "added");  // makes another plan
+      core.end_step();
+      // Two buckets, and perhaps the end of the step.
+      if (step == kSteps - 1) EXPECT_LE(notices_taken(core) - before, 3U);
+    }
+    shared.deallocate(block);
   });
 }
 

@@ -28,7 +28,10 @@ std::vector<BucketRange> cut(std::span<collective::Part> parts, std::size_t most
 }
 
 Plan::Plan(std::vector<Entry> entries, std::size_t bucket_bytes) : entries_(std::move(entries)) {
-  for (const Entry& entry : entries_) parts_.push_back(entry.part);
+  for (Entry& entry : entries_) {
+    entry.turn = parts_.size();
+    parts_.push_back(entry.part);
+  }
   buckets_ = cut(parts_, bucket_bytes);
   for (const BucketRange& bucket : buckets_) order_by_place(bucket);
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket)

@@ -29,6 +29,7 @@ struct Entry {
   /// Where its data lay on rank 0 when the plan was made. Those of a bucket are ordered by it: a rank that reduces
   /// neighbours one after the other is faster, and keeps out of the way of the one that reduces others.
   std::uint64_t place = 0;
+  std::uint64_t turn = 0;  ///< in which it was submitted; set by the plan
 };
 
 /// Consecutive entries.

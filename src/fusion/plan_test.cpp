@@ -52,6 +52,8 @@ TEST(Plan, ABucketIsOrderedByPlaceAndHoldsWhatWasSubmittedTogether) {
   std::vector<std::uint64_t> places;
   for (const Entry& entry : plan.entries()) places.push_back(entry.place);
   EXPECT_EQ(places, (std::vector<std::uint64_t>{5, 9, 2, 8}));
+  EXPECT_EQ(plan.entries()[0].turn, 1U);
+  EXPECT_EQ(plan.entries()[3].turn, 2U);
   EXPECT_EQ(plan.parts_of(0)[1].offset, 384U);
   EXPECT_EQ(plan.parts_of(1)[1].offset, 128U);
   EXPECT_EQ(plan.entries()[3].part.offset, 128U);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "collective/publish.hpp"
 #include "lockstep/epilogue.hpp"
 
 namespace lockstep::collective {
@@ -62,7 +63,7 @@ bool RelayPass::bring() {
   if (!access) return false;
   for (std::size_t i = 0; i < sides_.size(); ++i) {
     const Part part = part_of(i, brought_);
-    if (i != own_) std::memcpy(in_relay(own_, part), input_ + part.offset * width_, part.count * width_);
+    if (i != own_) publish(in_relay(own_, part), input_ + part.offset * width_, part.count * width_);
   }
   say(kBrought, ++brought_);
   return true;
@@ -93,7 +94,6 @@ bool RelayPass::reduce_part(Part part) {
     } else {
       leaves_[i] = input_ + at;
       outputs_.push_back(output_ + at);
-      outputs_.push_back(in_relay(own_, part));
     }
     if (leaves_[i] == nullptr) return false;
   }
@@ -102,6 +102,8 @@ bool RelayPass::reduce_part(Part part) {
   reduction.outputs = outputs_;
   reduction.elements = part.count;
   collective::reduce(reduction);
+  // Not by the sum itself, whose stores would wait for each line of the relay to come from those who have read it.
+  if (is_relayed(own_)) publish(in_relay(own_, part), output_ + at, bytes);
   return std::all_of(sides_.begin(), sides_.end(), [&](const Side& side) {
     return side.party->relay != nullptr || side.party->output != nullptr || reach_->deliver(side.index, at, bytes);
   });

@@ -3,10 +3,10 @@
 //
 // The tensors are cut into windows, and each window into a slice per rank. A rank
 //   brings   to its relay the slices that others reduce,
-//   reduces  its own slice, from its own memory and the others' relays, into its own memory and its relay,
+//   reduces  its own slice, from its own memory and the others' relays, into its own memory, and brings that too,
 //   fetches  the other slices from the relays of those who reduced them.
-// So nothing is copied twice, what is copied stays in the cache, and the system is not asked for anything. It brings
-// the next window while others work on this one. How far it has come it says in three words that only it writes.
+// What is copied stays in the cache, and the system is not asked for anything. A rank brings the next window while
+// others work on this one. How far it has come it says in three words that only it writes.
 //
 // A party whose tensor lies in the heap brings and fetches nothing: it is read, and written, where it is. So is one
 // that found no room for a relay, by way of the system.

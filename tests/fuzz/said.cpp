@@ -13,6 +13,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     const auto said = transport::tcp::unpack(frame, 3);
     if (const auto* piece = std::get_if<transport::tcp::Piece>(&said))
       must(piece->data.size() <= piece->total, "a piece that is longer than its message");
+    if (const auto* where = std::get_if<transport::tcp::Whereabouts>(&said))
+      must(where->data + where->total >= where->data, "a message that lies nowhere");
     if (const auto* announced = std::get_if<transport::tcp::Announcement>(&said)) {
       must(announced->notice.head.inline_bytes <= transport::kInlineBytes, "a notice with more than fits");
       must(announced->attached.size() <= payload.size(), "a notice with more than came");

@@ -29,8 +29,22 @@ std::span<std::byte> Inbox::place_for_attached(std::size_t bytes) {
   return attached_.span();
 }
 
+bool Inbox::is_refused(std::uint64_t operation) const {
+  return std::find(refused_.begin(), refused_.end(), operation) != refused_.end();
+}
+
+bool Inbox::add(const Whereabouts& where) {
+  if (is_refused(where.operation)) return false;
+  Arriving& message = messages_[{where.operation, where.part}];
+  if (message.begun) throw net::BadFrame("a message that was sent already");
+  message.begun = true;
+  message.total = message.arrived = where.total;
+  message.where = where;
+  return true;
+}
+
 void Inbox::add(const Piece& piece) {
-  if (std::find(refused_.begin(), refused_.end(), piece.operation) != refused_.end()) return;
+  if (is_refused(piece.operation)) return;
   Arriving& message = messages_[{piece.operation, piece.part}];
   if (!message.begun) message.total = piece.total;
   message.begun = true;
@@ -48,7 +62,7 @@ void Inbox::add(const Piece& piece) {
 void Inbox::expect(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) {
   Arriving& message = messages_[{operation, part}];
   message.place = to;
-  if (!message.begun || !message.has_place()) return;
+  if (!message.begun || !message.has_place() || message.where) return;
   if (!message.bytes.empty()) std::memcpy(to.data(), message.bytes.data(), message.bytes.size());
   message.bytes = {};
 }
@@ -84,6 +98,11 @@ bool Inbox::has_message(std::uint64_t operation, std::uint32_t part) const {
   return found != messages_.end() && found->second.begun && found->second.arrived == found->second.total;
 }
 
+const Whereabouts* Inbox::where_is(std::uint64_t operation, std::uint32_t part) const {
+  const auto found = messages_.find({operation, part});
+  return found != messages_.end() && found->second.where ? &*found->second.where : nullptr;
+}
+
 void Inbox::take_message(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to) {
   const auto found = messages_.find({operation, part});
   const Arriving& message = found->second;
@@ -92,7 +111,7 @@ void Inbox::take_message(std::uint64_t operation, std::uint32_t part, std::span<
                 fmt::format("a peer sent {} bytes where {} were expected", message.total, to.size()));
   }
   const std::byte* from = message.has_place() ? message.place.data() : message.bytes.data();
-  if (!to.empty() && from != to.data()) std::memcpy(to.data(), from, to.size());
+  if (!to.empty() && from != to.data() && !message.where) std::memcpy(to.data(), from, to.size());
   messages_.erase(found);
 }
 

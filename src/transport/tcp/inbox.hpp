@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -19,6 +20,8 @@ class Inbox {
   void add(const Announcement& announcement);
   /// Throws net::BadFrame.
   void add(const Piece& piece);
+  /// The same. False when the message is not wanted.
+  bool add(const Whereabouts& where);
 
   /// Where that belongs which comes with the next notice, which must be all there is of it.
   std::span<std::byte> place_for_attached(std::size_t bytes);
@@ -32,12 +35,16 @@ class Inbox {
   void expect(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to);
   /// Where the next `bytes` bytes of a message belong; empty when it is not expected.
   std::span<std::byte> place_for(const Piece& piece, std::size_t bytes);
-  /// All messages of the operation. `emit(range)` for each place where one was expected.
-  template <class Emit>
-  void forget(std::uint64_t operation, const Emit& emit) {
+  /// All messages of the operation. `emit(range)` for each place where one was expected, `drop(number)` for each that
+  /// the sender still keeps.
+  template <class Emit, class Drop>
+  void forget(std::uint64_t operation, const Emit& emit, const Drop& drop) {
     const auto first = messages_.lower_bound({operation, 0});
     auto last = first;
-    for (; last != messages_.end() && last->first.first == operation; ++last) emit(last->second.place);
+    for (; last != messages_.end() && last->first.first == operation; ++last) {
+      emit(last->second.place);
+      if (last->second.where) drop(last->second.where->number);
+    }
     messages_.erase(first, last);
   }
 
@@ -46,7 +53,10 @@ class Inbox {
 
   /// Whether the whole message has arrived.
   bool has_message(std::uint64_t operation, std::uint32_t part) const;
-  /// REQUIRES has_message. Throws Error(internal) when its size is another.
+  /// Where the message lies with its sender; nullptr: it comes here by itself.
+  const Whereabouts* where_is(std::uint64_t operation, std::uint32_t part) const;
+  /// REQUIRES has_message. Throws Error(internal) when its size is another. It must have been fetched already if it
+  /// lies with its sender.
   void take_message(std::uint64_t operation, std::uint32_t part, std::span<std::byte> to);
 
  private:
@@ -61,9 +71,12 @@ class Inbox {
     std::size_t arrived = 0;
     std::vector<std::byte> bytes;
     std::span<std::byte> place;
+    std::optional<Whereabouts> where;
 
     bool has_place() const { return !place.empty() && place.size() == total; }
   };
+  bool is_refused(std::uint64_t operation) const;
+
   using MessageKey = std::pair<std::uint64_t, std::uint32_t>;  // operation, part
 
   std::uint64_t notices_ = 0;  // so far

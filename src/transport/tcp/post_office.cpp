@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace lockstep::transport::tcp {
+namespace {
+
+// Less is at its place sooner through the connection than after two calls of the system and an answer.
+constexpr std::size_t kLeastFetched = 16 << 10;
+
+}  // namespace
 
 void PostOffice::post(const Notice& notice, std::span<const std::byte> attached) {
   send_to_all(pack_head(Announcement{.notice = notice, .attached = attached}, epoch_), attached, notice.head.id);
@@ -32,6 +38,11 @@ void PostOffice::send(int to, std::uint64_t operation, std::uint32_t part, std::
 }
 
 void PostOffice::lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
+  if (data.size() >= kLeastFetched && in_reach_[static_cast<std::size_t>(to)]) {
+    if (switchboard_->health(to) == Health::alive)
+      switchboard_->send_data(to, pack(lendings_.lend(to, operation, part, data), epoch_), {}, operation);
+    return;
+  }
   in_pieces(operation, part, data, [&](std::span<const std::byte> head, std::span<const std::byte> bytes) {
     switchboard_->lend_data(to, head, bytes, operation);
   });
@@ -41,15 +52,23 @@ void PostOffice::expect(int from, std::uint64_t operation, std::uint32_t part, s
   inbox(from).expect(operation, part, to);
 }
 
+void PostOffice::say_fetched(int from, std::uint64_t number) {
+  switchboard_->send_data(from, pack(Fetched{.number = number}, epoch_));
+}
+
 void PostOffice::close(std::uint64_t operation) {
   switchboard_->give_back(operation);
+  lendings_.give_back(operation);
   for (int from = 0; from < static_cast<int>(inboxes_.size()); ++from) {
-    inbox(from).forget(operation, [&](std::span<const std::byte> place) { switchboard_->take_back(from, place); });
+    inbox(from).forget(
+        operation, [&](std::span<const std::byte> place) { switchboard_->take_back(from, place); },
+        [&](std::uint64_t number) { say_fetched(from, number); });
   }
 }
 
 void PostOffice::abandon(std::uint64_t operation) {
   switchboard_->abandon(operation);
+  lendings_.abandon(operation);
   close(operation);
 }
 

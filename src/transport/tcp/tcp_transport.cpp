@@ -6,15 +6,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/census.hpp"
 #include "base/log.hpp"
 #include "transport/tcp/agreement.hpp"
 #include "transport/tcp/bells.hpp"
 #include "transport/tcp/mesh.hpp"
+#include "transport/tcp/near_memory.hpp"
+#include "transport/tcp/network_survey.hpp"
 #include "transport/tcp/post_office.hpp"
 #include "transport/tcp/switchboard.hpp"
 #include "transport/tcp/wire.hpp"
@@ -27,30 +29,15 @@ using net::Clock;
 using std::chrono::milliseconds;
 
 constexpr auto kKeeperRound = milliseconds(100);
-constexpr auto kBacklogRound = milliseconds(1);      // while data waits for room in a socket
-constexpr auto kLongestAwake = milliseconds(2);      // in which a core does nothing else
-constexpr auto kFarewell = std::chrono::seconds(4);  // for what is on its way when a rank leaves
-// What all ranks of a host send to all others at the start, and each to each.
-constexpr std::size_t kFillerOfHost = 2 << 20, kMostFillerOfPair = 256 << 10, kLeastFiller = 4 << 10;
-constexpr auto kFillerLimit = std::chrono::seconds(1);
-constexpr double kNewsworthy = 1.25;  // times as fast, or as near, as was known
-
+constexpr auto kBacklogRound = milliseconds(1);             // while data waits for room in a socket
+constexpr auto kFarewell = std::chrono::seconds(4);         // for what is on its way when a rank leaves
 constexpr auto kAgreementLimit = std::chrono::seconds(10);  // far more than it takes to notice a death
-
-std::uint64_t token_of_process() {
-  static const std::uint64_t token = [] {
-    std::uint64_t number = 0;
-    std::memcpy(&number, net::random_nonce().data(), sizeof number);
-    return number;
-  }();
-  return token;
-}
 
 // What a peer has said of itself.
 struct Peer {
   Hello hello;
+  bool is_in_reach = false;  // its memory
   Declaration declaration;
-  Network network = {};
 };
 
 class TcpTransport final : public Transport, private Messages {
@@ -62,19 +49,21 @@ class TcpTransport final : public Transport, private Messages {
         peers_(streams.size()),
         office_(streams.size(), options.self.epoch),
         agreement_(rank_, static_cast<int>(streams.size())),
+        survey_(options, streams.size()),
         switchboard_(options, std::move(streams),
                      {.heard = [this](int from, Said& said) { take(from, said); },
                       .place = [this](int from, const Piece& head,
                                       std::size_t bytes) { return office_.inbox(from).place_for(head, bytes); },
                       .place_attached =
                           [this](int from, std::size_t bytes) { return office_.inbox(from).place_for_attached(bytes); },
-                      .lost = [this](int peer) { agreement_.lose(peer); },
+                      .lost = [this](int peer) { lose(peer); },
                       .broken = [this](int peer) { mesh_->call_again(peer, keeper_bell_); }}) {
     office_.use(switchboard_);
-    const Hello hello{.process = static_cast<std::uint64_t>(::getpid()), .token = token_of_process()};
+    const Hello hello{
+        .process = static_cast<std::uint64_t>(::getpid()), .token = token_of_process(), .probe = probe_of_process()};
     send_to_all(pack(hello, epoch()));
-    if (options.bytes_per_trip != 0) bytes_per_trip_ = options.bytes_per_trip;
-    if (spans_hosts()) send_filler();
+    if (survey_.spans_hosts()) survey_.send_filler(switchboard_);
+    note_backlog();
     keeper_ = std::thread([this] { keep(); });
   }
 
@@ -116,15 +105,15 @@ class TcpTransport final : public Transport, private Messages {
 
   Network network() const override {
     std::lock_guard lock(mutex_);
-    return network_;
+    return survey_.network();
   }
-  std::size_t bytes_per_trip() const override { return bytes_per_trip_; }
-  std::chrono::nanoseconds answer_time() const override { return std::chrono::nanoseconds(answer_ns_); }
+  std::size_t bytes_per_trip() const override { return survey_.bytes_per_trip(); }
+  std::chrono::nanoseconds answer_time() const override { return survey_.answer_time(); }
   std::uint64_t arrivals() const override { return arrivals_.load(std::memory_order_relaxed); }
 
   bool has_sent(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
-    return switchboard_.has_sent(operation);
+    return switchboard_.has_sent(operation) && !office_.has_to_be_fetched(operation);
   }
 
   NoticeRef next(int from) override {
@@ -159,10 +148,16 @@ class TcpTransport final : public Transport, private Messages {
   }
 
   bool receive(int from, std::uint64_t operation, std::uint32_t part, std::span<std::byte> data) override {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     Inbox& inbox = office_.inbox(from);
     if (!inbox.has_message(operation, part) && office_.is_asked_again(from)) pump();
     if (!inbox.has_message(operation, part)) return false;
+    if (const Whereabouts* where = inbox.where_is(operation, part)) {
+      const Whereabouts there = *where;
+      if (there.total == data.size() && !fetch_unlocked(lock, from, there, data)) return false;
+      office_.say_fetched(from, there.number);
+      note_backlog();
+    }
     inbox.take_message(operation, part, data);
     return true;
   }
@@ -313,6 +308,7 @@ class TcpTransport final : public Transport, private Messages {
   }
 
   void after_news() {
+    send_answers();
     send_agreement();
     note_backlog();
     sleepers_.wake_all();
@@ -330,12 +326,53 @@ class TcpTransport final : public Transport, private Messages {
       agreement_.deliver(from, *message);
     } else if (auto* hello = std::get_if<Hello>(&said)) {
       one.hello = *hello;
+      if (survey_.spans_hosts() && host_of(from) == host_of(rank_)) try_reach(from);
+    } else if (auto* where = std::get_if<Whereabouts>(&said)) {
+      if (!one.is_in_reach) throw net::BadFrame("a message to be read where this rank cannot");
+      if (!office_.inbox(from).add(*where))
+        answers_.emplace_back(from, pack(Fetched{.number = where->number}, epoch()));
+    } else if (auto* fetched = std::get_if<Fetched>(&said)) {
+      office_.note_fetched(from, fetched->number);
+    } else if (std::holds_alternative<InReach>(said)) {
+      office_.note_in_reach(from);
     } else if (auto* measured = std::get_if<Measured>(&said)) {
-      one.network = measured->network;
-      learn();
+      survey_.hear(from, measured->network);
     } else if (std::holds_alternative<Left>(said)) {
       switchboard_.note_left(from);
     }
+  }
+
+  // Ranks of one host read what they are sent in each other's memory. Where all share a host they need not: there the
+  // program has asked for TCP.
+  void try_reach(int peer_rank) {
+    Peer& one = peer(peer_rank);
+    one.is_in_reach = is_in_reach(one.hello);
+    if (one.is_in_reach) {
+      answers_.emplace_back(peer_rank, pack(InReach{}, epoch()));
+    } else {
+      log::info(rank_, fmt::format("the memory of rank {} on this host may not be read (ptrace_scope, or containers): "
+                                   "what it sends comes through TCP",
+                                   peer_rank));
+    }
+  }
+
+  // The engine's lock keeps the message and its place from being touched meanwhile.
+  bool fetch_unlocked(std::unique_lock<std::mutex>& lock, int from, const Whereabouts& there, std::span<std::byte> to) {
+    const Hello sender = peer(from).hello;
+    lock.unlock();
+    const bool has_come = fetch(sender, there, to);
+    lock.lock();
+    return has_come;
+  }
+
+  void lose(int peer_rank) {
+    agreement_.lose(peer_rank);
+    office_.note_lost(peer_rank);
+  }
+
+  // What was to be said while frames were taken.
+  void send_answers() {
+    for (const auto& [to, frame] : std::exchange(answers_, {})) switchboard_.send_data(to, frame);
   }
 
   void send_agreement() {
@@ -375,56 +412,6 @@ class TcpTransport final : public Transport, private Messages {
       lock.lock();
       pump();
     }
-  }
-
-  // --- what the network can do. It begins with a little data to all other hosts at once, which also lets TCP find out
-  // how much it may send; afterwards what the program sends tells the rest.
-
-  bool spans_hosts() const {
-    return std::any_of(options_.hosts.begin(), options_.hosts.end(),
-                       [&](int host) { return host != options_.hosts.front(); });
-  }
-
-  std::size_t ranks_here() const {
-    return static_cast<std::size_t>(std::count(options_.hosts.begin(), options_.hosts.end(), host_of(rank_)));
-  }
-
-  void send_filler() {
-    const std::size_t here = ranks_here();
-    const std::size_t elsewhere = peers_.size() - here;
-    const auto bytes = std::clamp(kFillerOfHost / (here * elsewhere), kLeastFiller, kMostFillerOfPair);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (host_of(peer) == host_of(rank_)) continue;
-      for (std::size_t sent = 0; sent < bytes; sent += std::min(bytes - sent, kMostFiller))
-        switchboard_.send_data(peer, pack_filler(std::min(bytes - sent, kMostFiller), epoch()));
-    }
-    note_backlog();
-  }
-
-  void measure_network(Clock::time_point now) {
-    if (!spans_hosts() || now < measure_at_) return;
-    const bool first = peer(rank_).network.rate == 0;
-    if (first && switchboard_.is_on_its_way() && now - began_ < kFillerLimit) return;
-    measure_at_ = now + options_.heartbeat;
-    Network seen = switchboard_.network(first);
-    if (first) seen.rate *= static_cast<double>(ranks_here());  // all of them have sent at the same time
-    Network& known = peer(rank_).network;
-    const bool is_news = seen.rate > known.rate * kNewsworthy || seen.trip * kNewsworthy < known.trip;
-    if (seen.trip.count() == 0 || seen.rate <= 0 || !is_news) return;
-    known = {.trip = first ? seen.trip : std::min(known.trip, seen.trip), .rate = std::max(known.rate, seen.rate)};
-    learn();
-    send_to_all(pack(Measured{.network = known}, epoch()));
-  }
-
-  // The way to the farthest host and the fastest port: what all have in the end, when everybody has told everybody.
-  void learn() {
-    network_ = {};
-    for (const Peer& one : peers_) {
-      network_.trip = std::max(network_.trip, one.network.trip);
-      network_.rate = std::max(network_.rate, one.network.rate);
-    }
-    if (options_.bytes_per_trip == 0) bytes_per_trip_ = network_.bytes_per_trip();
-    answer_ns_ = std::chrono::nanoseconds(std::min<std::chrono::nanoseconds>(2 * network_.trip, kLongestAwake)).count();
   }
 
   // --- the keeper's thread
@@ -473,7 +460,7 @@ class TcpTransport final : public Transport, private Messages {
       if (now - pumped_ >= kKeeperRound) pump();  // a connection that nobody uses may be lost too
       switchboard_.notice_silence(now);
       switchboard_.notice_broken(now);
-      measure_network(now);
+      if (const auto news = survey_.look(switchboard_, now)) send_to_all(pack(Measured{.network = *news}, epoch()));
       send_agreement();
       wait_for_news(lock);
     }
@@ -513,21 +500,18 @@ class TcpTransport final : public Transport, private Messages {
   const Bell keeper_bell_;
   const std::unique_ptr<Mesh> mesh_;       // the keeper's
   std::atomic<std::uint64_t> rounds_ = 0;  // of the keeper
-  std::atomic<std::size_t> bytes_per_trip_ = 0;
-  std::atomic<std::int64_t> answer_ns_ = 0;
   std::atomic<std::uint64_t> arrivals_ = 0;
   mutable std::mutex mutex_;
   // All below is protected by mutex_.
-  std::vector<Peer> peers_;  // by rank; of this rank's only the network is used
+  std::vector<Peer> peers_;  // by rank; this rank's is empty
   PostOffice office_;
+  std::vector<std::pair<int, std::vector<std::byte>>> answers_;  // and to whom
   Agreement agreement_;
+  NetworkSurvey survey_;
   Switchboard switchboard_;
   std::optional<Verdict> own_verdict_;
   Declaration own_declaration_;
   std::uint64_t posted_ = 0;
-  Network network_;  // as all have told
-  const Clock::time_point began_ = Clock::now();
-  Clock::time_point measure_at_ = began_;
   Sleepers sleepers_;
   Clock::time_point pumped_{};
   bool backlog_ = false;  // data waits for room in a socket

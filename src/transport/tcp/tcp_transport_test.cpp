@@ -292,6 +292,80 @@ TEST(TcpTransport, WhatComesForARefusedOperationIsNotKept) {
   EXPECT_FALSE(ranks[1]->messages()->receive(0, 5, 0, heard));
 }
 
+// Two ranks of one host, and one of another.
+struct Neighbours {
+  std::vector<std::unique_ptr<Transport>> ranks = make_tcp_hosts({0, 0, 1});
+  Transport& sender = *ranks[0];
+  Transport& receiver = *ranks[1];
+
+  // Until then messages go through the connection.
+  bool know_each_other() {
+    return comes_true(sender, [&] {
+      const std::vector<std::byte> message = noise(1 << 16, 1);
+      const std::uint64_t operation = next_++;
+      sender.messages()->lend(1, operation, 0, message);
+      receiver.sleep(1ms, [] { return false; });
+      const bool is_near = !sender.has_sent(operation);
+      sender.messages()->abandon(operation);
+      return is_near;
+    });
+  }
+
+  std::uint64_t next_ = 1000;
+};
+
+TEST(TcpTransport, RanksOfOneHostReadEachOthersMemory) {
+  Neighbours world;
+  ASSERT_TRUE(world.know_each_other());
+  auto message = noise(3 << 20, 4);
+  std::vector<std::byte> there(message.size());
+  world.sender.messages()->lend(1, 7, 0, message);
+  EXPECT_FALSE(world.sender.has_sent(7));
+  ASSERT_TRUE(comes_true(world.receiver, [&] { return world.receiver.messages()->receive(0, 7, 0, there); }));
+  EXPECT_EQ(there, message);
+  EXPECT_TRUE(comes_true(world.sender, [&] { return world.sender.has_sent(7); }));
+  world.sender.messages()->lend(2, 8, 0, message);  // to another host as ever
+  ASSERT_TRUE(comes_true(*world.ranks[2], [&] { return world.ranks[2]->messages()->receive(0, 8, 0, there); }));
+}
+
+TEST(TcpTransport, WhatANeighbourHasNotReadIsKeptForItWhenTheOperationEnds) {
+  Neighbours world;
+  ASSERT_TRUE(world.know_each_other());
+  const auto message = noise(1 << 20, 5);
+  auto own = message;
+  std::vector<std::byte> there(message.size());
+  world.sender.messages()->lend(1, 7, 0, own);
+  world.sender.messages()->close(7);
+  std::fill(own.begin(), own.end(), std::byte{});
+  ASSERT_TRUE(comes_true(world.receiver, [&] { return world.receiver.messages()->receive(0, 7, 0, there); }));
+  EXPECT_EQ(there, message);
+}
+
+TEST(TcpTransport, WhatANeighbourDoesNotWantIsNotKeptForIt) {
+  Neighbours world;
+  ASSERT_TRUE(world.know_each_other());
+  const auto message = noise(1 << 20, 6);
+  world.receiver.messages()->refuse(7);
+  world.sender.messages()->lend(1, 7, 0, message);
+  const auto both_look = [&] {
+    world.receiver.sleep(1ms, [] { return false; });
+    return world.sender.has_sent(7);
+  };
+  EXPECT_TRUE(comes_true(world.sender, both_look));
+  // Nor what has arrived already when it ends the operation.
+  world.sender.messages()->lend(1, 8, 0, message);
+  std::vector<std::byte> none(1);
+  EXPECT_TRUE(comes_true(world.receiver, [&] {
+    try {
+      return world.receiver.messages()->receive(0, 8, 0, none);  // of another size
+    } catch (const Error&) {
+      return true;
+    }
+  }));
+  world.receiver.messages()->close(8);
+  EXPECT_TRUE(comes_true(world.sender, [&] { return world.sender.has_sent(8); }));
+}
+
 TEST(TcpTransport, AKeeperThatFailsEndsTheWorldInsteadOfTheProcess) {
   for (const int culprit : {0, 1}) {
     std::atomic<bool> fails = false;
@@ -354,7 +428,9 @@ TEST(TcpWire, WhatIsCutShortOrTooLongIsNoFrame) {
   SharedWords words{.ballot = 1, .version = 2, .verdict = Verdict{.code = ErrorCode::timeout, .rank = 1, .text = "t"}};
   words.seats = {1, 2, 3};
   const std::vector<std::vector<std::byte>> frames = {
-      pack(Hello{.process = 1, .token = 2}, 1),
+      pack(Hello{.process = 1, .token = 2, .probe = 3}, 1),
+      pack(Whereabouts{.operation = 1, .part = 2, .total = 3, .data = 4, .slip = 5, .number = 6}, 1),
+      pack(Fetched{.number = 1}, 1),
       pack_head(Announcement{}, 1),
       pack(Declaration{.standstill = {.doing = "d"}, .threads = {1, 2}}, 1),
       pack(Message(Propose{.request = 1, .command = *words.verdict}), 1),

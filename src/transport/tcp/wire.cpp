@@ -25,6 +25,10 @@ enum class SaidKind : std::uint32_t {
   confirmation,
   filler,
   measured,
+  whereabouts,
+  fetched,
+  in_reach,
+  last = in_reach,
 };
 
 constexpr std::uint32_t kLongestText = 4096;
@@ -187,6 +191,18 @@ Measured unpack_measured(Unpacker& from) {
   return {.network = {.trip = trip, .rate = rate}};
 }
 
+Whereabouts unpack_whereabouts(Unpacker& from) {
+  Whereabouts where;
+  where.operation = from.take<std::uint64_t>();
+  where.part = from.take<std::uint32_t>();
+  where.total = from.take<std::uint64_t>();
+  where.data = from.take<std::uint64_t>();
+  where.slip = from.take<std::uint64_t>();
+  where.number = from.take<std::uint64_t>();
+  if (where.data + where.total < where.data) throw net::BadFrame("a message that lies nowhere");
+  return where;
+}
+
 Propose unpack_proposal(Unpacker& from, SaidKind kind) {
   Propose propose;
   propose.request = from.take<std::uint64_t>();
@@ -256,7 +272,7 @@ struct PackMessage {
 }  // namespace
 
 std::vector<std::byte> pack(const Hello& hello, std::uint32_t epoch) {
-  return Packer().add(hello.process).add(hello.token).frame(SaidKind::hello, epoch);
+  return Packer().add(hello.process).add(hello.token).add(hello.probe).frame(SaidKind::hello, epoch);
 }
 
 std::vector<std::byte> pack(const Declaration& declaration, std::uint32_t epoch) {
@@ -280,6 +296,23 @@ std::vector<std::byte> pack(const Measured& measured, std::uint32_t epoch) {
       .add(measured.network.rate)
       .frame(SaidKind::measured, epoch);
 }
+
+std::vector<std::byte> pack(const Whereabouts& where, std::uint32_t epoch) {
+  return Packer()
+      .add(where.operation)
+      .add(where.part)
+      .add(where.total)
+      .add(where.data)
+      .add(where.slip)
+      .add(where.number)
+      .frame(SaidKind::whereabouts, epoch);
+}
+
+std::vector<std::byte> pack(const Fetched& fetched, std::uint32_t epoch) {
+  return Packer().add(fetched.number).frame(SaidKind::fetched, epoch);
+}
+
+std::vector<std::byte> pack(const InReach&, std::uint32_t epoch) { return Packer().frame(SaidKind::in_reach, epoch); }
 
 std::vector<std::byte> pack_filler(std::size_t bytes, std::uint32_t epoch) {
   const std::vector<std::byte> nothing(bytes);
@@ -333,7 +366,9 @@ Said unpack(const net::Frame& frame, int world_size) {
   const auto said = [&]() -> Said {
     switch (kind) {
       case SaidKind::hello:
-        return Hello{.process = from.take<std::uint64_t>(), .token = from.take<std::uint64_t>()};
+        return Hello{.process = from.take<std::uint64_t>(),
+                     .token = from.take<std::uint64_t>(),
+                     .probe = from.take<std::uint64_t>()};
       case SaidKind::notice:
         return unpack_announcement(from, frame.placed);
       case SaidKind::piece:
@@ -349,6 +384,12 @@ Said unpack(const net::Frame& frame, int world_size) {
         return Filler{};
       case SaidKind::measured:
         return unpack_measured(from);
+      case SaidKind::whereabouts:
+        return unpack_whereabouts(from);
+      case SaidKind::fetched:
+        return Fetched{.number = from.take<std::uint64_t>()};
+      case SaidKind::in_reach:
+        return InReach{};
       default:
         return unpack_agreement(from, kind, world_size);
     }
@@ -358,7 +399,7 @@ Said unpack(const net::Frame& frame, int world_size) {
 }
 
 std::optional<std::uint32_t> said_limit(std::uint32_t kind) {
-  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::measured))
+  if (kind < static_cast<std::uint32_t>(SaidKind::hello) || kind > static_cast<std::uint32_t>(SaidKind::last))
     return std::nullopt;
   switch (static_cast<SaidKind>(kind)) {
     case SaidKind::notice:
@@ -372,6 +413,7 @@ std::optional<std::uint32_t> said_limit(std::uint32_t kind) {
       return kWordsBytes;
     case SaidKind::left:
     case SaidKind::heartbeat:
+    case SaidKind::in_reach:
       return 0;
     default:
       return kLongestText + 1024;

@@ -17,8 +17,9 @@ namespace lockstep::transport::tcp {
 
 /// Says where a rank runs; the first on every data connection.
 struct Hello {
-  std::uint64_t process = 0;  ///< its id, for people
+  std::uint64_t process = 0;  ///< its id
   std::uint64_t token = 0;    ///< random, the same for all ranks of one process
+  std::uint64_t probe = 0;    ///< where in its memory the token lies
 };
 
 /// A part of a message: messages of any length travel in pieces, so memory is taken as they arrive.
@@ -29,6 +30,24 @@ struct Piece {
   std::span<const std::byte> data = {};
   std::size_t placed = 0;  ///< instead of data: bytes that are where they belong already
 };
+
+/// Instead of a message: where it lies in the sender's memory (near_memory.hpp).
+struct Whereabouts {
+  std::uint64_t operation = 0;
+  std::uint32_t part = 0;
+  std::uint64_t total = 0;   ///< bytes
+  std::uint64_t data = 0;    ///< address
+  std::uint64_t slip = 0;    ///< address
+  std::uint64_t number = 0;  ///< by which the receiver says that it has it
+};
+
+/// The receiver has it, or does not want it.
+struct Fetched {
+  std::uint64_t number = 0;
+};
+
+/// This rank can read the other's memory.
+struct InReach {};
 
 /// A notice, and the tensor that comes with it.
 struct Announcement {
@@ -65,6 +84,9 @@ std::vector<std::byte> pack(const Left&, std::uint32_t epoch);
 std::vector<std::byte> pack(const Heartbeat&, std::uint32_t epoch);
 std::vector<std::byte> pack(const Message& message, std::uint32_t epoch);
 std::vector<std::byte> pack(const Measured& measured, std::uint32_t epoch);
+std::vector<std::byte> pack(const Whereabouts& where, std::uint32_t epoch);
+std::vector<std::byte> pack(const Fetched& fetched, std::uint32_t epoch);
+std::vector<std::byte> pack(const InReach&, std::uint32_t epoch);
 /// At most kMostFiller bytes.
 std::vector<std::byte> pack_filler(std::size_t bytes, std::uint32_t epoch);
 
@@ -83,7 +105,8 @@ std::vector<std::byte> pack_confirmation(std::uint64_t frames, std::uint32_t epo
 std::optional<std::uint64_t> unpack_confirmation(const net::Frame& frame);
 
 /// A Piece and an Announcement refer to the frame.
-using Said = std::variant<Hello, Announcement, Piece, Declaration, Left, Heartbeat, Filler, Measured, Message>;
+using Said = std::variant<Hello, Announcement, Piece, Declaration, Left, Heartbeat, Filler, Measured, Whereabouts,
+                          Fetched, InReach, Message>;
 
 /// Throws net::BadFrame.
 Said unpack(const net::Frame& frame, int world_size);

@@ -1,0 +1,122 @@
+#include "transport/tcp/near_memory.hpp"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/fd.hpp"
+#include "net/proof.hpp"
+
+namespace lockstep::transport::tcp {
+namespace {
+
+enum class Reading { done, gone, refused };
+
+Reading read_from(std::uint64_t process, std::uint64_t address, std::span<std::byte> to) {
+  while (!to.empty()) {
+    const iovec here{.iov_base = to.data(), .iov_len = to.size()};
+    const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = to.size()};
+    const ssize_t moved = ::process_vm_readv(static_cast<pid_t>(process), &here, 1, &there, 1, 0);
+    if (moved <= 0) return moved < 0 && errno == ESRCH ? Reading::gone : Reading::refused;
+    to = to.subspan(static_cast<std::size_t>(moved));
+    address += static_cast<std::uint64_t>(moved);
+  }
+  return Reading::done;
+}
+
+const std::uint64_t& token_word() {
+  static const std::uint64_t token = [] {
+    std::uint64_t number = 0;
+    std::memcpy(&number, net::random_nonce().data(), sizeof number);
+    return number;
+  }();
+  return token;
+}
+
+}  // namespace
+
+std::uint64_t token_of_process() { return token_word(); }
+std::uint64_t probe_of_process() { return reinterpret_cast<std::uint64_t>(&token_word()); }
+
+bool is_in_reach(const Hello& rank) {
+  std::uint64_t word = 0;
+  const auto read = read_from(rank.process, rank.probe, std::as_writable_bytes(std::span(&word, 1)));
+  return read == Reading::done && word == rank.token;
+}
+
+// A message moves once at most, so the second look at the slip tells the last word.
+bool fetch(const Hello& sender, const Whereabouts& where, std::span<std::byte> to) {
+  std::array<std::uint64_t, 2> slip{};
+  static_assert(sizeof slip == sizeof(Lendings::Slip));
+  std::uint64_t data = where.data;
+  for (int turn = 0; turn < 2; ++turn) {
+    const Reading read = read_from(sender.process, data, to);
+    std::atomic_thread_fence(std::memory_order_acquire);  // the slip is read after the data
+    const Reading looked = read_from(sender.process, where.slip, std::as_writable_bytes(std::span(slip)));
+    if (read == Reading::gone || looked == Reading::gone) return false;
+    if (looked == Reading::refused) throw_errno("read the memory of another rank of this host");
+    if (slip[0] != sender.token || slip[1] == 0) return false;
+    if (slip[1] != data) {
+      data = slip[1];
+      continue;
+    }
+    if (read == Reading::refused) throw_errno("read a tensor in the memory of another rank of this host");
+    return true;
+  }
+  return false;
+}
+
+Lendings::Slip::~Slip() {
+  data.store(0, std::memory_order_relaxed);
+  token.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // before the memory is used for something else
+}
+
+Whereabouts Lendings::lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
+  const std::uint64_t number = next_++;
+  auto slip = std::make_unique<Slip>();
+  const auto address = reinterpret_cast<std::uint64_t>(data.data());
+  slip->data.store(address, std::memory_order_release);
+  const Whereabouts where{.operation = operation,
+                          .part = part,
+                          .total = data.size(),
+                          .data = address,
+                          .slip = reinterpret_cast<std::uint64_t>(slip.get()),
+                          .number = number};
+  lendings_.emplace(number,
+                    Lending{.to = to, .operation = operation, .data = data, .copy = {}, .slip = std::move(slip)});
+  return where;
+}
+
+bool Lendings::has(std::uint64_t operation) const {
+  return std::any_of(lendings_.begin(), lendings_.end(),
+                     [&](const auto& one) { return one.second.operation == operation; });
+}
+
+void Lendings::note_fetched(int by, std::uint64_t number) {
+  const auto found = lendings_.find(number);
+  if (found != lendings_.end() && found->second.to == by) lendings_.erase(found);
+}
+
+void Lendings::give_back(std::uint64_t operation) {
+  for (auto& [number, lending] : lendings_) {
+    if (lending.operation != operation || lending.copy.size() != 0) continue;
+    lending.copy = SpareMemory(lending.data.size());
+    std::copy(lending.data.begin(), lending.data.end(), lending.copy.data());
+    lending.slip->data.store(reinterpret_cast<std::uint64_t>(lending.copy.data()), std::memory_order_release);
+  }
+  std::atomic_thread_fence(std::memory_order_release);  // the slips are written before the data may change
+}
+
+void Lendings::abandon(std::uint64_t operation) {
+  std::erase_if(lendings_, [&](const auto& one) { return one.second.operation == operation; });
+}
+
+void Lendings::forget(int peer) {
+  std::erase_if(lendings_, [&](const auto& one) { return one.second.to == peer; });
+}
+
+}  // namespace lockstep::transport::tcp

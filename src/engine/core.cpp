@@ -374,11 +374,20 @@ bool Core::wait(Operation& operation, std::optional<Clock::time_point> limit, bo
   return ended;
 }
 
-bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+// What comes by messages is awaited awake, for a while, where nobody else wants the core.
+Patience Core::patience_of(const Waiter& waiter) {
   // A slice that goes on with a wait has been awake for long enough already.
-  Patience patience = waiter.rounds == 0 ? patience_ : Patience::none();
-  const bool stays_awake = waiter.rounds == 0 && !crowded_;
-  if (stays_awake) patience.stay_awake_for(transport_->answer_time());
+  if (waiter.rounds != 0) return Patience::none();
+  if (crowded_ || transport_->messages() == nullptr) return patience_;
+  if (contention_.is_wanted_by_others()) return Patience(/*crowded=*/true);
+  Patience patience = patience_;
+  patience.stay_awake_for(transport_->answer_time());
+  patience.measure();
+  return patience;
+}
+
+bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
+  Patience patience = Patience::none();
   const std::uint64_t arrivals = transport_->arrivals();
   auto advance = [&] {
     std::lock_guard lock(mutex_);
@@ -387,14 +396,22 @@ bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::ti
   {
     std::lock_guard lock(mutex_);
     dissolve_if_awaited(operation);
+    patience = patience_of(waiter);
   }
+  const auto note_contention = [&] {
+    const auto awake = patience.take_measured();
+    if (!awake) return;
+    std::lock_guard lock(mutex_);
+    contention_.note(awake->time(), awake->time_on_core());
+  };
   while (!operation.ended()) {
     if (advance()) {
       patience.reset();
       continue;
     }
-    if (stays_awake && transport_->arrivals() != arrivals) patience.stay_awake_for_rest(kAwakeForRest);
+    if (patience.is_measured() && transport_->arrivals() != arrivals) patience.stay_awake_for_rest(kAwakeForRest);
     if (patience.wait_awake()) continue;
+    note_contention();
     auto nap = std::chrono::nanoseconds(kLongestSleep);
     if (limit) {
       const auto left = *limit - transport_->now();
@@ -407,6 +424,7 @@ bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::ti
     look_after_buckets(/*waiting=*/true);
     if (!limit || in_slices) stand_still(waiter);
   }
+  note_contention();
   return true;
 }
 

@@ -169,6 +169,7 @@ class Core {
    private:
     Core& core_;
   };
+  Patience patience_of(const Waiter& waiter);
   bool wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices);
 
   // All below: REQUIRES mutex_.
@@ -304,6 +305,7 @@ class Core {
   std::mutex mutex_;
   std::condition_variable wake_;  // the engine's thread: something to do, or stop
   // All below is protected by mutex_.
+  Contention contention_;
   std::size_t told_trip_ = 0;  // what was known of the network when the choice of algorithms was last told
   negotiation::Groups groups_;
   negotiation::Matcher matcher_;

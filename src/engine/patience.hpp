@@ -4,8 +4,11 @@
 #include <sched.h>
 
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "base/cpu.hpp"
+#include "engine/contention.hpp"
 
 namespace lockstep::engine {
 
@@ -22,6 +25,14 @@ class Patience {
   /// So long at least, for an answer that comes from far away: to be woken takes longer than to look once more.
   void stay_awake_for(std::chrono::nanoseconds time) { least_ = time; }
 
+  /// How much of its time awake the thread runs, once a wait is not a short one any more.
+  void measure() { is_measured_ = true; }
+  bool is_measured() const { return is_measured_; }
+  std::optional<Awake> take_measured() {
+    is_measured_ = false;
+    return std::exchange(awake_, std::nullopt);
+  }
+
   /// Part of what is awaited is there, and the rest comes right behind it: so long for that from now on, once. What
   /// else comes meanwhile does not prolong it: a wait must not be spent awake.
   void stay_awake_for_rest(std::chrono::nanoseconds time) {
@@ -35,6 +46,7 @@ class Patience {
 
   /// Waits a little; false when it is time to sleep.
   bool wait_awake() {
+    if (is_measured_ && !awake_ && tried_ >= kShort) awake_.emplace();
     if (tried_ >= spins_ + yields_) return wait_longer();
     tried_++ < spins_ ? cpu_relax() : static_cast<void>(sched_yield());
     return true;
@@ -53,12 +65,16 @@ class Patience {
     return true;
   }
 
+  static constexpr int kShort = 32;  // looks
+
   int spins_;
   int yields_;
   int tried_ = 0;
   std::chrono::nanoseconds least_{0};
   Clock::time_point since_{};
   Clock::time_point rest_until_{};
+  bool is_measured_ = false;
+  std::optional<Awake> awake_;
 };
 
 }  // namespace lockstep::engine

@@ -1,5 +1,6 @@
-// A rank of benchmarks/strangers.py: steps of 10 ms of work and an all-reduce of 1 MB, for so many seconds. Rank 0
+// A rank of benchmarks/strangers.py: steps of some 10 ms of work and an all-reduce of 1 MB, for so many seconds. Rank 0
 // prints the time at which each step ended, by the monotonic clock in seconds, and how long it took.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,9 +17,21 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::int64_t kElements = 1 << 18;
 constexpr Seconds kWork(0.010);
 
-void work() {
-  const auto end = Clock::now() + kWork;
-  for (volatile double sum = 0; Clock::now() < end;) sum = sum + 1;
+void add_up(long additions) {
+  volatile double sum = 0;
+  for (long i = 0; i < additions; ++i) sum = sum + 1;
+}
+
+// What takes that long here. A step is so much work, not so much time: who takes the core away makes it longer.
+long additions_in(Seconds time) {
+  constexpr long kTried = 1'000'000;
+  Seconds least = Seconds::max();
+  for (int turn = 0; turn < 20; ++turn) {
+    const auto began = Clock::now();
+    add_up(kTried);
+    least = std::min<Seconds>(least, Clock::now() - began);
+  }
+  return static_cast<long>(kTried * (time / least));
 }
 
 bool all_go_on(lockstep::Engine& engine, bool wish) {
@@ -35,10 +48,11 @@ int main(int, char** arguments) {
   lockstep::Engine engine;
   std::vector<float> values(kElements);
   const lockstep::TensorView tensor{.data = values.data(), .shape = {kElements}, .name = "gradient"};
+  const long work = additions_in(kWork);
   const auto end = Clock::now() + time;
   while (all_go_on(engine, Clock::now() < end)) {
     const auto began = Clock::now();
-    work();
+    add_up(work);
     values.assign(values.size(), 1.0F);
     engine.all_reduce(tensor, tensor);
     if (values.front() != static_cast<float>(engine.size())) throw std::runtime_error("a wrong sum");

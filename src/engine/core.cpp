@@ -389,8 +389,14 @@ Patience Core::patience_of(const Waiter& waiter) {
 bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::time_point> limit, bool in_slices) {
   Patience patience = Patience::none();
   const std::uint64_t arrivals = transport_->arrivals();
+  std::chrono::nanoseconds locked_out{0};
   auto advance = [&] {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+      const auto began = std::chrono::steady_clock::now();
+      lock.lock();
+      locked_out += std::chrono::steady_clock::now() - began;
+    }
     return progress();
   };
   {
@@ -401,8 +407,11 @@ bool Core::wait_on(Waiter& waiter, Operation& operation, std::optional<Clock::ti
   const auto note_contention = [&] {
     const auto awake = patience.take_measured();
     if (!awake) return;
+    // To be locked out was this engine's own doing.
+    const auto time = std::max(awake->time() - std::exchange(locked_out, {}), std::chrono::nanoseconds(0));
+    const auto ran = awake->time_on_core();
     std::lock_guard lock(mutex_);
-    contention_.note(awake->time(), awake->time_on_core());
+    contention_.note(time, ran);
   };
   while (!operation.ended()) {
     if (advance()) {

@@ -28,10 +28,8 @@ class Patience {
   /// How much of its time awake the thread runs, once a wait is not a short one any more.
   void measure() { is_measured_ = true; }
   bool is_measured() const { return is_measured_; }
-  std::optional<Awake> take_measured() {
-    is_measured_ = false;
-    return std::exchange(awake_, std::nullopt);
-  }
+  /// Since the last time.
+  std::optional<Awake> take_measured() { return std::exchange(awake_, std::nullopt); }
 
   /// Part of what is awaited is there, and the rest comes right behind it: so long for that from now on, once. What
   /// else comes meanwhile does not prolong it: a wait must not be spent awake.

@@ -1,6 +1,7 @@
 #include "transport/tcp/near_memory.hpp"
 
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -10,17 +11,23 @@
 #include "base/fd.hpp"
 #include "net/proof.hpp"
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wtsan"  // fences are for other processes here, of which that sanitizer knows nothing
+#endif
+
 namespace lockstep::transport::tcp {
 namespace {
 
-enum class Reading { done, gone, refused };
+enum class Reading { done, gone, not_there, forbidden };
 
 Reading read_from(std::uint64_t process, std::uint64_t address, std::span<std::byte> to) {
   while (!to.empty()) {
     const iovec here{.iov_base = to.data(), .iov_len = to.size()};
     const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = to.size()};
     const ssize_t moved = ::process_vm_readv(static_cast<pid_t>(process), &here, 1, &there, 1, 0);
-    if (moved <= 0) return moved < 0 && errno == ESRCH ? Reading::gone : Reading::refused;
+    if (moved < 0 && errno == ESRCH) return Reading::gone;
+    if (moved < 0 && errno == EPERM) return Reading::forbidden;
+    if (moved <= 0) return Reading::not_there;
     to = to.subspan(static_cast<std::size_t>(moved));
     address += static_cast<std::uint64_t>(moved);
   }
@@ -47,6 +54,14 @@ bool is_in_reach(const Hello& rank) {
   return read == Reading::done && word == rank.token;
 }
 
+bool can_be_read(std::span<const std::byte> data) {
+  const auto process = static_cast<std::uint64_t>(::getpid());
+  const auto first = reinterpret_cast<std::uint64_t>(data.data());
+  std::byte there{};
+  return read_from(process, first, {&there, 1}) == Reading::done &&
+         read_from(process, first + data.size() - 1, {&there, 1}) == Reading::done;
+}
+
 // A message moves once at most, so the second look at the slip tells the last word.
 bool fetch(const Hello& sender, const Whereabouts& where, std::span<std::byte> to) {
   std::array<std::uint64_t, 2> slip{};
@@ -57,14 +72,16 @@ bool fetch(const Hello& sender, const Whereabouts& where, std::span<std::byte> t
     std::atomic_thread_fence(std::memory_order_acquire);  // the slip is read after the data
     const Reading looked = read_from(sender.process, where.slip, std::as_writable_bytes(std::span(slip)));
     if (read == Reading::gone || looked == Reading::gone) return false;
-    if (looked == Reading::refused) throw_errno("read the memory of another rank of this host");
+    if (looked == Reading::forbidden) throw_errno("read the memory of another rank of this host");
+    if (looked == Reading::not_there) return false;  // its process is just ending
     if (slip[0] != sender.token || slip[1] == 0) return false;
     if (slip[1] != data) {
       data = slip[1];
       continue;
     }
-    if (read == Reading::refused) throw_errno("read a tensor in the memory of another rank of this host");
-    return true;
+    if (read == Reading::done) return true;
+    errno = EFAULT;
+    throw_errno("read a tensor in the memory of another rank of this host");
   }
   return false;
 }

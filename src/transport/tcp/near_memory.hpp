@@ -27,6 +27,9 @@ std::uint64_t probe_of_process();
 /// it is tried out.
 bool is_in_reach(const Hello& rank);
 
+/// Whether others could read it at all: memory of devices cannot be.
+bool can_be_read(std::span<const std::byte> data);
+
 /// REQUIRES to.size() == where.total. False when the sender is gone, or has abandoned the message. Throws Error(system)
 /// when the operating system refuses.
 bool fetch(const Hello& sender, const Whereabouts& where, std::span<std::byte> to);
@@ -43,6 +46,7 @@ class Lendings {
 
   /// Something of the operation has not been fetched.
   bool has(std::uint64_t operation) const;
+  bool empty() const { return lendings_.empty(); }
 
   /// Passes over what it does not know: it may have been abandoned.
   void note_fetched(int by, std::uint64_t number);

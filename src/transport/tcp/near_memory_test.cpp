@@ -104,15 +104,19 @@ TEST(NearMemory, AnotherProcessUnderThatIdIsNotTakenForTheSender) {
 
 TEST(NearMemory, MemoryThatCannotBeReadIsAnErrorInsteadOfAWait) {
   Lendings lendings;
-  Bytes message = ascending(20'000), there(message.size());
-  Whereabouts where = lendings.lend(1, 7, 0, message);
-  where.slip = 8;
+  Bytes there(8192);
+  void* hole = ::mmap(nullptr, there.size(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::span<const std::byte> message(static_cast<const std::byte*>(hole), there.size());
+  EXPECT_FALSE(can_be_read(message));
+  EXPECT_TRUE(can_be_read(there));
+  const Whereabouts where = lendings.lend(1, 7, 0, message);
   try {
     fetch(own_hello(), where, there);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::system);
   }
+  ::munmap(hole, there.size());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "transport/tcp/post_office.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep::transport::tcp {
 namespace {
@@ -38,7 +39,7 @@ void PostOffice::send(int to, std::uint64_t operation, std::uint32_t part, std::
 }
 
 void PostOffice::lend(int to, std::uint64_t operation, std::uint32_t part, std::span<const std::byte> data) {
-  if (data.size() >= kLeastFetched && in_reach_[static_cast<std::size_t>(to)]) {
+  if (data.size() >= kLeastFetched && in_reach_[static_cast<std::size_t>(to)] && can_be_read(data)) {
     if (switchboard_->health(to) == Health::alive)
       switchboard_->send_data(to, pack(lendings_.lend(to, operation, part, data), epoch_), {}, operation);
     return;
@@ -59,10 +60,13 @@ void PostOffice::say_fetched(int from, std::uint64_t number) {
 void PostOffice::close(std::uint64_t operation) {
   switchboard_->give_back(operation);
   lendings_.give_back(operation);
+  std::vector<std::uint64_t> unwanted;
   for (int from = 0; from < static_cast<int>(inboxes_.size()); ++from) {
     inbox(from).forget(
         operation, [&](std::span<const std::byte> place) { switchboard_->take_back(from, place); },
-        [&](std::uint64_t number) { say_fetched(from, number); });
+        [&](std::uint64_t number) { unwanted.push_back(number); });
+    // Only now: to send may find the connection lost, and then the last that has arrived is taken from it.
+    for (const std::uint64_t number : std::exchange(unwanted, {})) say_fetched(from, number);
   }
 }
 
@@ -73,8 +77,8 @@ void PostOffice::abandon(std::uint64_t operation) {
 }
 
 void PostOffice::refuse(std::uint64_t operation) {
-  close(operation);
   for (Inbox& inbox : inboxes_) inbox.refuse(operation);
+  close(operation);
 }
 
 bool PostOffice::is_asked_again(int from) {

@@ -36,6 +36,7 @@ class PostOffice {
   void note_fetched(int by, std::uint64_t number) { lendings_.note_fetched(by, number); }
   void note_lost(int peer) { lendings_.forget(peer); }
   bool has_to_be_fetched(std::uint64_t operation) const { return lendings_.has(operation); }
+  bool has_to_be_fetched() const { return !lendings_.empty(); }
   /// The message of that number is here, or not wanted.
   void say_fetched(int from, std::uint64_t number);
 

@@ -165,16 +165,19 @@ class TcpTransport final : public Transport, private Messages {
   void close(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
     office_.close(operation);
+    note_backlog();
   }
 
   void abandon(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
     office_.abandon(operation);
+    note_backlog();
   }
 
   void refuse(std::uint64_t operation) override {
     std::lock_guard lock(mutex_);
     office_.refuse(operation);
+    note_backlog();
   }
 
   // --- sleeping
@@ -265,7 +268,8 @@ class TcpTransport final : public Transport, private Messages {
 
   void arrive() override {}
   void leave() override {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    await_fetches(lock);
     left_ = true;
     send_to_all(pack(Left{}, epoch()));
     switchboard_.note_leaving();
@@ -356,12 +360,26 @@ class TcpTransport final : public Transport, private Messages {
     }
   }
 
+  // What neighbours have yet to read goes with this rank.
+  void await_fetches(std::unique_lock<std::mutex>& lock) {
+    const auto deadline = Clock::now() + kFarewell;
+    const auto has_ended = [&] { return agreement_.words().verdict || own_verdict_; };  // then nobody needs it
+    while (office_.has_to_be_fetched() && !has_ended() && Clock::now() < deadline) {
+      lock.unlock();
+      std::this_thread::sleep_for(milliseconds(1));
+      lock.lock();
+      pump();
+    }
+  }
+
   // The engine's lock keeps the message and its place from being touched meanwhile.
   bool fetch_unlocked(std::unique_lock<std::mutex>& lock, int from, const Whereabouts& there, std::span<std::byte> to) {
     const Hello sender = peer(from).hello;
     lock.unlock();
     const bool has_come = fetch(sender, there, to);
     lock.lock();
+    if (!has_come && switchboard_.health(from) == Health::left)
+      throw Error(ErrorCode::peer_lost, fmt::format("rank {} has left before this rank had all of its part", from));
     return has_come;
   }
 

@@ -341,6 +341,20 @@ TEST(TcpTransport, WhatANeighbourHasNotReadIsKeptForItWhenTheOperationEnds) {
   EXPECT_EQ(there, message);
 }
 
+TEST(TcpTransport, WhoLeavesWaitsForNeighboursThatHaveYetToRead) {
+  Neighbours world;
+  ASSERT_TRUE(world.know_each_other());
+  const auto message = noise(1 << 20, 5);
+  std::vector<std::byte> there(message.size());
+  world.sender.messages()->lend(1, 7, 0, message);
+  world.sender.messages()->close(7);
+  std::thread leaving([&] { world.sender.leave(); });
+  world.receiver.sleep(50ms, [] { return false; });
+  EXPECT_TRUE(comes_true(world.receiver, [&] { return world.receiver.messages()->receive(0, 7, 0, there); }));
+  leaving.join();
+  EXPECT_EQ(there, message);
+}
+
 TEST(TcpTransport, WhatANeighbourDoesNotWantIsNotKeptForIt) {
   Neighbours world;
   ASSERT_TRUE(world.know_each_other());

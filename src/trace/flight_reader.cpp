@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <string_view>
 
 #include "base/fd.hpp"
+#include "base/process_memory.hpp"
 
 namespace lockstep::trace {
 namespace {
@@ -22,9 +22,7 @@ namespace {
 constexpr std::uint64_t kMostSlots = 1 << 16;
 
 bool read_memory(pid_t process, std::uint64_t address, void* to, std::size_t bytes) {
-  const iovec here{.iov_base = to, .iov_len = bytes};
-  const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = bytes};
-  return ::process_vm_readv(process, &here, 1, &there, 1, 0) == static_cast<ssize_t>(bytes);
+  return read_process(process, address, {static_cast<std::byte*>(to), bytes}) == Reach::done;
 }
 
 // Kinds are string constants of that process. Read byte by byte: the next page need not be there.

@@ -1,11 +1,9 @@
 #include "transport/shm/shm_transport.hpp"
 
 #include <sched.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -13,6 +11,7 @@
 #include "base/fd.hpp"
 #include "base/futex.hpp"
 #include "base/log.hpp"
+#include "base/process_memory.hpp"
 #include "heap/arena.hpp"
 #include "transport/shm/control_block.hpp"
 #include "transport/shm/stop_detector.hpp"
@@ -235,10 +234,10 @@ class ShmTransport final : public Transport, private SharedMemory {
   }
 
   bool read(int owner, Place place, std::size_t offset, std::span<std::byte> to) override {
-    return copy(&process_vm_readv, owner, place, offset, to.data(), to.size());
+    return has_moved(read_process(segment_->liveness(owner).pid(), (place & ~kPrivate) + offset, to), owner);
   }
   bool write(int owner, Place place, std::size_t offset, std::span<const std::byte> from) override {
-    return copy(&process_vm_writev, owner, place, offset, const_cast<std::byte*>(from.data()), from.size());
+    return has_moved(write_process(segment_->liveness(owner).pid(), (place & ~kPrivate) + offset, from), owner);
   }
 
   Place place_of(const void* address, std::size_t bytes) override {
@@ -275,22 +274,11 @@ class ShmTransport final : public Transport, private SharedMemory {
   // Ranks that are threads of one process share all memory.
   bool is_here(int peer) const { return segment_->liveness(peer).pid() == getpid(); }
 
-  using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
-
-  bool copy(Copy call, int owner, Place place, std::size_t offset, std::byte* local, std::size_t bytes) {
-    const pid_t pid = segment_->liveness(owner).pid();
-    for (std::size_t done = 0; done < bytes;) {
-      const iovec here{.iov_base = local + done, .iov_len = bytes - done};
-      const iovec there{.iov_base = reinterpret_cast<void*>((place & ~kPrivate) + offset + done),
-                        .iov_len = bytes - done};
-      const ssize_t moved = call(pid, &here, 1, &there, 1, 0);
-      if (moved < 0 && errno == ESRCH) return false;
-      // A process that is being torn down has no memory any more, though it may still be there.
-      if (moved <= 0 && segment_->liveness(owner).probe() != heap::Life::alive) return false;
-      if (moved <= 0) throw_errno("reach the memory of rank " + std::to_string(owner));
-      done += static_cast<std::size_t>(moved);
-    }
-    return true;
+  /// False when the owner is gone.
+  bool has_moved(Reach reach, int owner) const {
+    if (reach == Reach::done) return true;
+    if (reach == Reach::gone || segment_->liveness(owner).probe() != heap::Life::alive) return false;
+    throw_errno("reach the memory of rank " + std::to_string(owner));
   }
 
   // nullopt while some have not tried yet. Whether a process may read another depends on limits that differ from host
@@ -321,10 +309,9 @@ class ShmTransport final : public Transport, private SharedMemory {
       const std::uint64_t address = block(peer).head().probe.load(std::memory_order_acquire);
       if (address == 0) return std::nullopt;
       std::uint64_t word = 0;
-      const iovec here{.iov_base = &word, .iov_len = sizeof word};
-      const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = sizeof word};
-      const ssize_t read = process_vm_readv(segment_->liveness(peer).pid(), &here, 1, &there, 1, 0);
-      if (read != static_cast<ssize_t>(sizeof word) || word != kProbeWord) return false;
+      const auto bytes = std::as_writable_bytes(std::span(&word, 1));
+      if (read_process(segment_->liveness(peer).pid(), address, bytes) != Reach::done) return false;
+      if (word != kProbeWord) return false;
     }
     return true;
   }

@@ -1,6 +1,5 @@
 #include "transport/tcp/near_memory.hpp"
 
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "base/fd.hpp"
+#include "base/process_memory.hpp"
 #include "net/proof.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -18,20 +18,8 @@
 namespace lockstep::transport::tcp {
 namespace {
 
-enum class Reading { done, gone, not_there, forbidden };
-
-Reading read_from(std::uint64_t process, std::uint64_t address, std::span<std::byte> to) {
-  while (!to.empty()) {
-    const iovec here{.iov_base = to.data(), .iov_len = to.size()};
-    const iovec there{.iov_base = reinterpret_cast<void*>(address), .iov_len = to.size()};
-    const ssize_t moved = ::process_vm_readv(static_cast<pid_t>(process), &here, 1, &there, 1, 0);
-    if (moved < 0 && errno == ESRCH) return Reading::gone;
-    if (moved < 0 && errno == EPERM) return Reading::forbidden;
-    if (moved <= 0) return Reading::not_there;
-    to = to.subspan(static_cast<std::size_t>(moved));
-    address += static_cast<std::uint64_t>(moved);
-  }
-  return Reading::done;
+Reach read_from(std::uint64_t process, std::uint64_t address, std::span<std::byte> to) {
+  return read_process(static_cast<pid_t>(process), address, to);
 }
 
 const std::uint64_t& token_word() {
@@ -51,15 +39,15 @@ std::uint64_t probe_of_process() { return reinterpret_cast<std::uint64_t>(&token
 bool is_in_reach(const Hello& rank) {
   std::uint64_t word = 0;
   const auto read = read_from(rank.process, rank.probe, std::as_writable_bytes(std::span(&word, 1)));
-  return read == Reading::done && word == rank.token;
+  return read == Reach::done && word == rank.token;
 }
 
 bool can_be_read(std::span<const std::byte> data) {
   const auto process = static_cast<std::uint64_t>(::getpid());
   const auto first = reinterpret_cast<std::uint64_t>(data.data());
   std::byte there{};
-  return read_from(process, first, {&there, 1}) == Reading::done &&
-         read_from(process, first + data.size() - 1, {&there, 1}) == Reading::done;
+  return read_from(process, first, {&there, 1}) == Reach::done &&
+         read_from(process, first + data.size() - 1, {&there, 1}) == Reach::done;
 }
 
 // A message moves once at most, so the second look at the slip tells the last word.
@@ -68,18 +56,18 @@ bool fetch(const Hello& sender, const Whereabouts& where, std::span<std::byte> t
   static_assert(sizeof slip == sizeof(Lendings::Slip));
   std::uint64_t data = where.data;
   for (int turn = 0; turn < 2; ++turn) {
-    const Reading read = read_from(sender.process, data, to);
+    const Reach read = read_from(sender.process, data, to);
     std::atomic_thread_fence(std::memory_order_acquire);  // the slip is read after the data
-    const Reading looked = read_from(sender.process, where.slip, std::as_writable_bytes(std::span(slip)));
-    if (read == Reading::gone || looked == Reading::gone) return false;
-    if (looked == Reading::forbidden) throw_errno("read the memory of another rank of this host");
-    if (looked == Reading::not_there) return false;  // its process is just ending
+    const Reach looked = read_from(sender.process, where.slip, std::as_writable_bytes(std::span(slip)));
+    if (read == Reach::gone || looked == Reach::gone) return false;
+    if (looked == Reach::refused) throw_errno("read the memory of another rank of this host");
+    if (looked == Reach::no_memory) return false;  // its process is just ending
     if (slip[0] != sender.token || slip[1] == 0) return false;
     if (slip[1] != data) {
       data = slip[1];
       continue;
     }
-    if (read == Reading::done) return true;
+    if (read == Reach::done) return true;
     errno = EFAULT;
     throw_errno("read a tensor in the memory of another rank of this host");
   }

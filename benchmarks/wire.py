@@ -171,11 +171,11 @@ def measure(setup, rounds, with_peers, journal):
         if with_peers:
             others += place.peers()
         worlds = [world for world in map(begin, others) if world]
-        if place.hosts:
-            count_port_bytes(place, baseline, journal)
         for size in setup.sizes:
             case = Case(setup.name, setup.ranks, size, "hot" if size <= 64 else "produced")
             all_reduce.measure(case, worlds, baseline, rounds, journal)
+        if place.hosts:  # last: no contender has sent more than the others when it is measured
+            count_port_bytes(place, baseline, journal)
 
 
 def main():

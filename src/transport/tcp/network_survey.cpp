@@ -42,11 +42,13 @@ void NetworkSurvey::send_filler(Switchboard& switchboard) const {
   }
 }
 
+bool NetworkSurvey::is_beginning(Clock::time_point now) const { return spans_hosts_ && now - began_ < kFillerLimit; }
+
 std::optional<Network> NetworkSurvey::look(const Switchboard& switchboard, Clock::time_point now) {
   if (!spans_hosts_ || now < look_at_) return std::nullopt;
   Network& known = known_[self_];
   const bool first = known.rate == 0;
-  if (first && switchboard.is_on_its_way() && now - began_ < kFillerLimit) return std::nullopt;
+  if (first && switchboard.is_on_its_way() && is_beginning(now)) return std::nullopt;
   look_at_ = now + options_.heartbeat;
   Network seen = switchboard.network(first);
   if (first) seen.rate *= static_cast<double>(ranks_here());  // all of them have sent at the same time

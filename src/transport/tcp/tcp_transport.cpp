@@ -498,18 +498,20 @@ class TcpTransport final : public Transport, private Messages {
 
   void wait_for_news(std::unique_lock<std::mutex>& lock) {
     // Somebody who has just looked will look again, and is better not disturbed.
-    const bool sends_on = backlog_ && sleepers_.nobody() && Clock::now() - pumped_ > kBacklogRound;
-    const auto longest = std::min(backlog_ ? kBacklogRound : kKeeperRound, options_.heartbeat);
+    const auto now = Clock::now();
+    const bool has_data = backlog_ || survey_.is_beginning(now);
+    const bool moves_data = has_data && sleepers_.nobody() && now - pumped_ > kBacklogRound;
+    const auto longest = std::min(has_data ? kBacklogRound : kKeeperRound, options_.heartbeat);
     pollfd waits[] = {{.fd = switchboard_.control_poll(), .events = POLLIN, .revents = 0},
                       {.fd = keeper_bell_.fd(), .events = POLLIN, .revents = 0},
                       {.fd = mesh_->fd(), .events = POLLIN, .revents = 0},
                       {.fd = switchboard_.data_poll(), .events = POLLIN, .revents = 0}};
     lock.unlock();
     ++rounds_;
-    ::poll(waits, sends_on ? 4 : 3, static_cast<int>(longest.count()));
+    ::poll(waits, moves_data ? 4 : 3, static_cast<int>(longest.count()));
     keeper_bell_.silence();
     lock.lock();
-    if (sends_on) pump();
+    if (moves_data) pump();
   }
 
   const TcpOptions options_;

@@ -2,9 +2,10 @@
 """Measures what the library that `lockstep run` preloads costs where nothing uses it: preload.py [KIND...].
 
 One process with one thread trains a model, with the library in LD_PRELOAD and without, in two processes that take
-turns: A B A, where A is without; where the two A differ by more than 10 % the turn is void. How fast a process is
-depends on where its memory happens to lie, so there are several such pairs one after the other. Also the memory that
-each has taken at its end, and the time of allocations of many small objects, of which the library sees every free.
+turns: A B A, where A is without; where the two A differ by more than 10 % the turn is void. How fast a process is, and
+how much memory it takes, depends on where that happens to lie, for as long as the process lives: so one figure comes
+from each pair of processes, and there are many pairs. Also the memory that each has taken at its end, and the time of
+allocations of many small objects, of which the library sees every free.
 Bars: 1 % of a step and of the memory. Prints the figures and keeps nothing.
 """
 
@@ -76,7 +77,7 @@ class Process:
 
 
 def measure(kind, rounds):
-    """Ratios of the time of a turn with the library to that of one without, and the ratio of their memory."""
+    """The time of a turn with the library over that of one without (None if it could not be told), and their memory."""
     without, with_it = Process(kind, preload=False), Process(kind, preload=True)
     for _ in range(WARM_UP_TURNS):
         without.turn()
@@ -88,13 +89,13 @@ def measure(kind, rounds):
             if agree(before, after):
                 ratios.append(seconds / ((before + after) / 2))
                 break
-    return ratios, with_it.end() / without.end()
+    return statistics.median(ratios) if ratios else None, with_it.end() / without.end()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all when there are none")
-    parser.add_argument("--pairs", type=int, default=5, help="of processes")
+    parser.add_argument("--pairs", type=int, default=15, help="of processes")
     parser.add_argument("--rounds", type=int, default=ROUNDS_NEEDED, help="of each pair")
     parser.add_argument("--serve", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -103,7 +104,7 @@ def main():
         return
     for kind in arguments.kinds or KINDS:
         pairs = [measure(kind, arguments.rounds) for _ in range(arguments.pairs)]
-        ratios = [ratio for each, _ in pairs for ratio in each]
+        ratios = [ratio for ratio, _ in pairs if ratio]
         memory = statistics.median(ratio for _, ratio in pairs)
         if not ratios:
             print(f"{kind}: no two turns without the library agreed: something else runs on this machine")
@@ -111,7 +112,10 @@ def main():
         time_ratio = median_with_interval(ratios)
         verdict = "met" if time_ratio.median <= MOST and memory <= MOST else "missed"
         low, high = f"{time_ratio.low:.4f}", f"{time_ratio.high:.4f}"
-        print(f"{kind}: time {time_ratio.median:.4f}x ({low}-{high}), memory {memory:.4f}x; bar {MOST}x: {verdict}")
+        print(
+            f"{kind}: time {time_ratio.median:.4f}x ({low}-{high}), memory {memory:.4f}x, "
+            f"{len(ratios)} pairs; bar {MOST}x: {verdict}"
+        )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ class NetworkSurvey {
 
   void send_filler(Switchboard& switchboard) const;
 
-  /// While the filler of others may arrive. It has to be read at once: where it fills the receiver's window, that is
-  /// what TCP takes for the rate of the network, and for long.
+  /// The first second of this rank, in which the filler of the others arrives, unless one takes longer to start. It has
+  /// to be read at once: where it fills the receiver's window, that is what TCP takes for the rate of the network, and
+  /// for long.
   bool is_beginning(net::Clock::time_point now) const;
 
   /// To be called now and then. What is news, and to be told to all others.

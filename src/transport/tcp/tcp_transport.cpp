@@ -29,7 +29,7 @@ using net::Clock;
 using std::chrono::milliseconds;
 
 constexpr auto kKeeperRound = milliseconds(100);
-constexpr auto kBacklogRound = milliseconds(1);             // while data waits for room in a socket
+constexpr auto kDataRound = milliseconds(1);                // while the keeper moves data
 constexpr auto kFarewell = std::chrono::seconds(4);         // for what is on its way when a rank leaves
 constexpr auto kAgreementLimit = std::chrono::seconds(10);  // far more than it takes to notice a death
 
@@ -500,8 +500,8 @@ class TcpTransport final : public Transport, private Messages {
     // Somebody who has just looked will look again, and is better not disturbed.
     const auto now = Clock::now();
     const bool has_data = backlog_ || survey_.is_beginning(now);
-    const bool moves_data = has_data && sleepers_.nobody() && now - pumped_ > kBacklogRound;
-    const auto longest = std::min(has_data ? kBacklogRound : kKeeperRound, options_.heartbeat);
+    const bool moves_data = has_data && sleepers_.nobody() && now - pumped_ > kDataRound;
+    const auto longest = std::min(has_data ? kDataRound : kKeeperRound, options_.heartbeat);
     pollfd waits[] = {{.fd = switchboard_.control_poll(), .events = POLLIN, .revents = 0},
                       {.fd = keeper_bell_.fd(), .events = POLLIN, .revents = 0},
                       {.fd = mesh_->fd(), .events = POLLIN, .revents = 0},
@@ -511,7 +511,7 @@ class TcpTransport final : public Transport, private Messages {
     ::poll(waits, moves_data ? 4 : 3, static_cast<int>(longest.count()));
     keeper_bell_.silence();
     lock.lock();
-    if (moves_data) pump();
+    if (moves_data && (backlog_ || waits[3].revents != 0)) pump();
   }
 
   const TcpOptions options_;

@@ -6,8 +6,8 @@
 //
 // Whoever waits reads: a thread that asks for notices or messages takes what has arrived from the sockets itself, and
 // one that sleeps polls them, so a small message changes no thread. A thread of the transport's own, the keeper, sees
-// to the control channels: it sends heartbeats and notices who has gone silent. It touches data only to send on what
-// did not fit into a socket, when nobody waits who would.
+// to the control channels: it sends heartbeats and notices who has gone silent. When nobody waits who would, it also
+// sends on what did not fit into a socket, and reads what has come: at once at the beginning, later now and then.
 //
 // Who counts as gone, and when, is in switchboard.hpp; the verdict and the seats of survivors are in agreement.hpp.
 #pragma once

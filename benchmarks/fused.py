@@ -157,8 +157,9 @@ def main():
     parser.add_argument("--optimizer", nargs="+", default=list(OPTIONS), choices=list(OPTIONS))
     parser.add_argument("--model", nargs="+", default=list(BATCHES), choices=list(BATCHES))
     parser.add_argument("--only", nargs="+", help="these contenders; makes it a look")
+    parser.add_argument("--no-preload", action="store_true", help="gradients are not born shared; makes it a look")
     arguments = parser.parse_args()
-    look = arguments.rounds < ROUNDS_NEEDED or bool(arguments.only)
+    look = arguments.rounds < ROUNDS_NEEDED or bool(arguments.only) or arguments.no_preload
     results, page = training_report.places(look=look)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = os.environ.setdefault("TRAINING_RUN", now)
@@ -169,7 +170,7 @@ def main():
     print(f"run {run}: PyTorch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     for part in (SHARED, FUSED):
         os.environ[PART] = part
-        training.run_ranks(arguments.ranks)
+        training.run_ranks(arguments.ranks, ["--no-preload"] if arguments.no_preload else [])
     if not arguments.only:
         measure_one_process(arguments, journal)
     fused_report.write(results, page)
